@@ -178,21 +178,10 @@ def run(
         UsageError: There is no such script, or an argument is not understood.
         TraceError: The script fails, or ends before a step.
     """
+    given = locals()
     from fxmem.scripts.script import run_script
 
-    return run_script(
-        script,
-        arguments,
-        is_module=is_module,
-        steps=steps,
-        device=device,
-        gpu=gpu,
-        attention=attention,
-        alloc_conf=alloc_conf,
-        size_hint=size_hint,
-        world_size=world_size,
-        rank=rank,
-    )
+    return run_script(**given)
 
 
 def record(
@@ -415,27 +404,10 @@ def pipeline(
     >>> [rank.stages[0].most_in_flight for rank in found.ranks]
     [4, 3, 2, 1]
     """
+    given = locals()
     from fxmem.pipelines.pipelining import analyze_pipeline
 
-    return analyze_pipeline(
-        stages,
-        args,
-        kwargs,
-        schedule=schedule,
-        microbatches=microbatches,
-        ranks=ranks,
-        device=device,
-        gpu=gpu,
-        attention=attention,
-        dtype=dtype,
-        optimizer=optimizer,
-        loss=loss,
-        return_outputs=return_outputs,
-        alloc_conf=alloc_conf,
-        size_hint=size_hint,
-        mesh=mesh,
-        parallelize=parallelize,
-    )
+    return analyze_pipeline(**given)
 
 
 def plan(

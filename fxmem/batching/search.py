@@ -30,8 +30,6 @@ from fxmem.planning.planner import transfer_plan
 from fxmem.planning.strategies.problem import Strategy
 from fxmem.units import format_bytes, resolve_bytes
 
-MARGIN = 0.02
-"""Share of the memory kept free: desktops, monitors and what no analysis counts take some."""
 MOST_ANALYSES = 6  # twice as many where the model refuses sizes that would fit
 _MOST_SIZE = 2**31
 
@@ -42,17 +40,17 @@ Shortage = Callable[[Analysis], str]
 @read_files_once()
 def find_max_batch(
     model: nn.Module | str,
-    args: Any = (),
-    kwargs: Mapping[str, Any] | None = None,
+    args: Any,
+    kwargs: Mapping[str, Any] | None,
     *,
-    memory: str | float | None = None,
-    gpu: str | None = None,
-    axis: str | int | None = None,
-    multiple_of: int | None = None,
-    margin: str | float = MARGIN,
-    max_overhead: float | None = None,
-    time_limit_s: float | None = None,
-    strategy: str | Strategy | None = None,
+    memory: str | float | None,
+    gpu: str | None,
+    axis: str | int | None,
+    multiple_of: int | None,
+    margin: str | float,
+    max_overhead: float | None,
+    time_limit_s: float | None,
+    strategy: str | Strategy | None,
     **options: Any,
 ) -> MaxBatch:
     """Finds the largest size that fits: :func:`fxmem.max_batch`, whose arguments these are."""

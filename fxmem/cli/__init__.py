@@ -26,7 +26,7 @@ from fxmem.cli import (
     run,
     verify,
 )
-from fxmem.cli.output import keep_stdout, write_line
+from fxmem.cli.output import EXIT_USAGE, keep_stdout, write_line
 from fxmem.errors import FxmemError, summarize_error
 from fxmem.plugins import load_plugins
 from fxmem.report.tables import escape_controls
@@ -45,7 +45,6 @@ COMMANDS = {
     "run": run,
     "doctor": doctor,
 }
-EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 _EPILOG = """\
@@ -101,11 +100,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if joined and not joined[0].startswith("-") and joined[0] not in COMMANDS:
         write_line(_explain_command(joined[0]))
         return EXIT_USAGE
-    arguments, unknown = parser.parse_known_args(joined)
-    if unknown:
-        write_line(_explain_unknown(unknown, arguments.parser))
-        return EXIT_USAGE
+    arguments = argparse.Namespace(debug=False)
     try:
+        arguments, unknown = parser.parse_known_args(joined)
+        if unknown:
+            write_line(_explain_unknown(unknown, arguments.parser))
+            return EXIT_USAGE
         with keep_stdout():
             code: int = arguments.run(arguments)
         return code

@@ -5,14 +5,19 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from fxmem.cli.output import add_output_options, choose_format, write_line, write_result
+from fxmem.cli.output import (
+    EXIT_FINDING,
+    add_output_options,
+    choose_format,
+    write_line,
+    write_result,
+)
 from fxmem.cli.progress import show_progress
 from fxmem.cli.step import (
     TARGET_HELP,
     add_command,
     add_step_options,
     analyze_step,
-    parse_budget,
     parse_step,
 )
 from fxmem.errors import UsageError
@@ -21,8 +26,6 @@ from fxmem.units import format_bytes
 
 if TYPE_CHECKING:
     from fxmem.analysis import Analysis
-
-EXIT_OVER_BUDGET = 1
 
 _DESCRIPTION = f"""\
 Runs one training step of the model on fake tensors (which take no memory) and
@@ -42,7 +45,7 @@ cannot be loaded or traced
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command to the parser of ``fxmem``."""
+    """Adds the command."""
     help = "the peak of one step and what is alive there"
     parser = add_command(commands, "analyze", run_analyze, help, _DESCRIPTION, _EPILOG)
     add_step_options(parser)
@@ -70,17 +73,8 @@ def add_step_output(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def run_analyze(arguments: argparse.Namespace) -> int:
-    """Analyses a target and writes the result.
-
-    Returns:
-        The exit code: 0, or 1 where the peak is over the budget, or the step does not fit the GPU.
-
-    Raises:
-        FxmemError: Bad usage, or a model that cannot be loaded or traced.
-    """
-    # Mistakes in the arguments are reported before torch is imported and the model is run.
+    """Analyses a target and writes the result."""
     step = parse_step(arguments)
-    budget_bytes = None if arguments.budget is None else parse_budget(arguments.budget)
     if arguments.top < 0:
         raise UsageError(f"--top must be 0 or more, got {arguments.top}")
     if arguments.depth is not None and (arguments.depth < 1 or not arguments.modules):
@@ -92,7 +86,7 @@ def run_analyze(arguments: argparse.Namespace) -> int:
         depth = (arguments.depth or DEPTH) if arguments.modules else None
         shown = {"top": arguments.top, "nodes": arguments.nodes, "depth": depth}
         write_result(analysis, kind, arguments.output, **shown)
-    return check_fit(analysis, budget_bytes)
+    return check_fit(analysis, arguments.budget)
 
 
 def check_fit(analysis: Analysis, budget_bytes: int | None) -> int:
@@ -102,7 +96,7 @@ def check_fit(analysis: Analysis, budget_bytes: int | None) -> int:
         peak, budget = format_bytes(peak_bytes), format_bytes(budget_bytes)
         over = format_bytes(peak_bytes - budget_bytes)
         write_line(f"fxmem: over budget: the peak of {peak} is {over} over {budget}")
-        code = EXIT_OVER_BUDGET
+        code = EXIT_FINDING
     if analysis.gpu is not None and ran_out is not None:
         verb = "does" if ran_out.is_certain else "may"
         cause = f"not fit {analysis.gpu.name}: {ran_out.cause}"
@@ -110,5 +104,5 @@ def check_fit(analysis: Analysis, budget_bytes: int | None) -> int:
             write_line(f"fxmem: eager would {cause}; the script compiles")
             return code
         write_line(f"fxmem: the step {verb} {cause}")
-        code = EXIT_OVER_BUDGET
+        code = EXIT_FINDING
     return code

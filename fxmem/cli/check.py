@@ -10,7 +10,7 @@ from typing import Any
 
 from fxmem.cli.configuration import FILE, Check, read_checks
 from fxmem.cli.diff import add_format_options, choose_kind
-from fxmem.cli.output import write_result
+from fxmem.cli.output import EXIT_FINDING, EXIT_USAGE, write_result
 from fxmem.cli.progress import show_progress
 from fxmem.cli.revisions import find_root
 from fxmem.cli.step import add_command, analyze_step
@@ -25,7 +25,6 @@ from fxmem.report.tables import Bytes, Cell, Table
 from fxmem.report.text import write_headline
 from fxmem.units import format_bytes
 
-EXIT_OVER_BUDGET, EXIT_FAILED = 1, 2
 SCHEMA_VERSION = 1
 _TOP = 10
 
@@ -50,28 +49,16 @@ that cannot be loaded or traced
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is wrong with a step.
-
-    Attributes:
-        rule: ``"over-budget"``, ``"does-not-fit"`` or ``"not-analysed"``.
-        message: One or more sentences.
-        source: The line that takes most, its file relative to the repository; None if unknown.
-    """
+    """A problem of a step: ``over-budget``, ``does-not-fit`` or ``not-analysed``."""
 
     rule: str
-    message: str
-    source: SourceLocation | None = None
+    message: str  # one or more sentences
+    source: SourceLocation | None = None  # the line that takes most, relative to the repository
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """The outcome of a check.
-
-    Attributes:
-        check: The check.
-        peak: The peak of the step; None where it could not be analysed.
-        verdict: What is wrong with it, if anything.
-    """
+class Outcome:
+    """A check, the peak of its step if that could be analysed, and what is wrong with it."""
 
     check: Check
     peak: Footprint | None
@@ -79,7 +66,7 @@ class Result:
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command to the parser of ``fxmem``."""
+    """Adds the command."""
     help = f"whether the steps that {FILE} lists keep their budgets"
     parser = add_command(commands, "check", run_check, help, _DESCRIPTION, _EPILOG)
     parser.add_argument("-q", "--quiet", action="store_true", help="show failures alone")
@@ -90,15 +77,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def run_check(arguments: argparse.Namespace) -> int:
-    """Runs the checks of a project and writes what they find.
-
-    Returns:
-        The exit code: 0; 1 where a step is over its budget or does not fit its GPU; 2 where one
-        could not be analysed.
-
-    Raises:
-        UsageError: There are no checks, or a mistake in them.
-    """
+    """Runs the checks of a project and writes what they find."""
     kind = choose_kind(arguments)
     output = arguments.output and os.path.abspath(arguments.output)
     started_in = os.getcwd()
@@ -116,23 +95,23 @@ def run_check(arguments: argparse.Namespace) -> int:
     values = {"schema_version": SCHEMA_VERSION, "checks": [*map(_list_values, results)]}
     write_result(Report([*head, *_list_blocks(shown, arguments.verbose)], values), kind, output)
     if any(verdict.rule == "not-analysed" for verdict in verdicts):
-        return EXIT_FAILED
-    return EXIT_OVER_BUDGET if verdicts else 0
+        return EXIT_USAGE
+    return EXIT_FINDING if verdicts else 0
 
 
-def _run_one(check: Check, root: str) -> Result:
+def _run_one(check: Check, root: str) -> Outcome:
     try:
         with show_progress(f"checking {check.name}"):
             report = analyze_step(check.step).to_dict()
     except FxmemError as error:
-        return Result(check, None, Verdict("not-analysed", f"{check.name}: {error}"))
+        return Outcome(check, None, Verdict("not-analysed", f"{check.name}: {error}"))
     peak = read_footprint(report, root)
     problems = _judge(check, peak)
     if not problems:
-        return Result(check, peak)
+        return Outcome(check, peak)
     message = f"{check.name}: {write_headline(peak.headline)}, {', '.join(problems.values())}"
     line = find_guilty_line(match_storages((), peak.live))
-    return Result(check, peak, Verdict(next(iter(problems)), message, line))
+    return Outcome(check, peak, Verdict(next(iter(problems)), message, line))
 
 
 def _judge(check: Check, peak: Footprint) -> dict[str, str]:
@@ -146,7 +125,7 @@ def _judge(check: Check, peak: Footprint) -> dict[str, str]:
     return problems
 
 
-def _list_blocks(results: Sequence[Result], is_verbose: bool) -> Iterator[Block]:
+def _list_blocks(results: Sequence[Outcome], is_verbose: bool) -> Iterator[Block]:
     rows: list[Sequence[Cell]] = []
     for result in results:
         budget, peak = result.check.budget_bytes, result.peak
@@ -167,7 +146,7 @@ def _list_blocks(results: Sequence[Result], is_verbose: bool) -> Iterator[Block]
             yield list_storages(result.peak, _TOP, title=title or name)
 
 
-def _list_values(result: Result) -> dict[str, Any]:
+def _list_values(result: Outcome) -> dict[str, Any]:
     peak = result.peak
     return {
         "name": result.check.name,

@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from fxmem.cli.output import (
+    EXIT_FINDING,
     add_output_options,
     check_output,
     choose_format,
@@ -30,8 +31,6 @@ from fxmem.errors import UsageError
 from fxmem.report.json_report import parse_report
 from fxmem.units import format_bytes
 
-EXIT_GROWN = 1
-
 _DESCRIPTION = f"""\
 Compares the peaks of two steps: their totals, and the modules and storages that grew, with
 source lines. BEFORE and AFTER are reports of fxmem analyze --json -o FILE.json; or, with
@@ -53,7 +52,7 @@ cannot be loaded or traced
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command to the parser of ``fxmem``."""
+    """Adds the command."""
     help = "what grew between two reports, or since a revision"
     parser = add_command(commands, "diff", run_diff, help, _DESCRIPTION, _EPILOG)
     parser.usage = _USAGE
@@ -91,14 +90,7 @@ def choose_kind(arguments: argparse.Namespace) -> str:
 
 
 def run_diff(arguments: argparse.Namespace) -> int:
-    """Compares two steps and writes the result.
-
-    Returns:
-        The exit code: 0, or 1 where the peak grows by more than ``--fail-above``.
-
-    Raises:
-        FxmemError: Bad usage, or a model that cannot be loaded or traced.
-    """
+    """Compares two steps and writes the result."""
     if arguments.fail_above is not None:
         measure_allowance(arguments.fail_above, 0)
     kind = choose_kind(arguments)
@@ -109,7 +101,7 @@ def run_diff(arguments: argparse.Namespace) -> int:
     write_result(comparison, kind, arguments.output)
     if fails:
         write_line(f"fxmem: the peak grows by {format_bytes(growth)}, more than {limit}")
-    return EXIT_GROWN if fails else 0
+    return EXIT_FINDING if fails else 0
 
 
 def _compare_with_revision(arguments: argparse.Namespace) -> Comparison:

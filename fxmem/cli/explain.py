@@ -32,7 +32,7 @@ exit codes: 0 fine, 2 bad usage, or a model that cannot be loaded or traced
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command to the parser of ``fxmem``."""
+    """Adds the command."""
     help = "a finding, or why a storage is alive at the peak"
     parser = add_command(commands, "explain", run_explain, help, _DESCRIPTION, _EPILOG)
     add_step_options(parser, checks_fit=False)
@@ -43,14 +43,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def run_explain(arguments: argparse.Namespace) -> int:
-    """Writes the text on a code, or analyses a target and explains a storage.
-
-    Returns:
-        The exit code: 0.
-
-    Raises:
-        FxmemError: Bad usage, or a model that cannot be loaded or traced.
-    """
+    """Writes the text on a code, or analyses a target and explains a storage."""
     if re.fullmatch(r"(?i)fx\d*", arguments.target) or arguments.target.upper() in TEXTS:
         write_output(_wrap_markdown(explain_code(arguments.target), choose_width(None)), None)
         return 0

@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from fxmem.cli.output import add_output_options, choose_format, write_line, write_result
+from fxmem.cli.output import (
+    EXIT_FINDING,
+    add_output_options,
+    choose_format,
+    write_line,
+    write_result,
+)
 from fxmem.cli.progress import show_progress
 from fxmem.cli.step import TARGET_HELP, add_command, add_step_options, parse_step, run_user_code
 from fxmem.errors import UsageError
-
-EXIT_NONE_FITS = 1
 
 _DESCRIPTION = f"""\
 Finds the meshes of so many GPUs that the step of one rank fits, and the knobs that it takes there:
@@ -30,7 +34,7 @@ exit codes: 0 something fits, 1 nothing does, 2 bad usage or a model that cannot
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command to the parser of ``fxmem``."""
+    """Adds the command."""
     help = "the meshes of GPUs, and the knobs, that fit"
     parser = add_command(commands, "fit", run_fit, help, _DESCRIPTION, _EPILOG)
     add_step_options(parser, checks_fit=False, has_layout=False)
@@ -68,14 +72,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def run_fit(arguments: argparse.Namespace) -> int:
-    """Finds what fits and writes it.
-
-    Returns:
-        The exit code: 0, or 1 where nothing fits.
-
-    Raises:
-        FxmemError: Bad usage, or a model that cannot be loaded or traced.
-    """
+    """Finds what fits and writes it."""
     if arguments.gpu is None:
         raise UsageError("no GPU is given", hint="--gpu h100")
     step = parse_step(arguments)
@@ -97,4 +94,4 @@ def run_fit(arguments: argparse.Namespace) -> int:
     if found.best is not None:
         return 0
     write_line(f"fxmem: nothing was found that fits {found.gpus} x {found.gpu}")
-    return EXIT_NONE_FITS
+    return EXIT_FINDING

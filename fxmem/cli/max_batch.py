@@ -9,14 +9,20 @@ import re
 from typing import Any
 
 from fxmem.batching.record import report_max_batches
-from fxmem.cli.output import add_output_options, choose_format, write_line, write_result
+from fxmem.cli.output import (
+    EXIT_FINDING,
+    add_output_options,
+    choose_format,
+    parse_budget,
+    write_line,
+    write_result,
+)
 from fxmem.cli.progress import show_progress
 from fxmem.cli.step import (
     TARGET_HELP,
     add_command,
     add_step_options,
     add_strategy_option,
-    parse_budget,
     parse_share,
     parse_step,
     run_user_code,
@@ -24,7 +30,6 @@ from fxmem.cli.step import (
 from fxmem.errors import UsageError
 from fxmem.units import format_bytes
 
-EXIT_NONE_FITS = 1
 _LISTS = ("dtype", "autocast", "optimizer")
 _COMMA = re.compile(r",(?![^(]*\))")  # not between parentheses
 
@@ -49,13 +54,16 @@ or traced
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command to the parser of ``fxmem``."""
+    """Adds the command."""
     help = "the largest batch that fits a GPU or a memory"
     parser = add_command(commands, "max-batch", run_max_batch, help, _DESCRIPTION, _EPILOG)
     add_step_options(parser, checks_fit=False)
     limit = parser.add_argument_group("what is to fit")
     limit.add_argument(
-        "--memory", metavar="SIZE", help="the device's memory, e.g. 24GiB (default: the --gpu's)"
+        "--memory",
+        type=parse_budget,
+        metavar="SIZE",
+        help="the device's memory, e.g. 24GiB (default: the --gpu's)",
     )
     limit.add_argument(
         "--margin",
@@ -86,20 +94,12 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def run_max_batch(arguments: argparse.Namespace) -> int:
-    """Finds the largest size and writes it, or a table for several settings.
-
-    Returns:
-        The exit code: 0, or 1 where no size fits.
-
-    Raises:
-        FxmemError: Bad usage, or a model that cannot be loaded or traced.
-    """
+    """Finds the largest size and writes it, or a table for several settings."""
     if arguments.gpu is None and arguments.memory is None:
         raise UsageError("no memory is given", hint="--gpu rtx4090, or --memory 24GiB")
-    memory_bytes = None if arguments.memory is None else parse_budget(arguments.memory)
     share = arguments.max_overhead
     limits = {
-        "memory": memory_bytes,
+        "memory": arguments.memory,
         "axis": arguments.axis,
         "multiple_of": arguments.multiple_of,
         "margin": _parse_margin(arguments.margin),
@@ -132,7 +132,7 @@ def run_max_batch(arguments: argparse.Namespace) -> int:
         return 0
     memory = format_bytes(found[0][1].memory_bytes)
     write_line(f"fxmem: no size fits {memory}: {found[0][1].next_cause}")
-    return EXIT_NONE_FITS
+    return EXIT_FINDING
 
 
 def _parse_margin(text: str) -> str | float:

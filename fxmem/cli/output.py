@@ -12,12 +12,16 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from fxmem.errors import UsageError
 from fxmem.report.formats import FORMATS, RenderOptions, encode, find_format, find_view, render
+from fxmem.units import parse_bytes
 
 if TYPE_CHECKING:
     from fxmem.planning.plan import Plan
     from fxmem.report.result import Result
 
+EXIT_FINDING, EXIT_USAGE = 1, 2
 _LEAST_WIDTH = 60
+_LEAST_BUDGET_BYTES = 1 << 20
+"""A number without a unit that is smaller is one whose unit was forgotten."""
 
 
 def choose_width(path: str | None) -> int | None:
@@ -34,13 +38,28 @@ def choose_width(path: str | None) -> int | None:
     return max(columns, _LEAST_WIDTH)
 
 
+def parse_budget(text: str) -> int:
+    """Reads a budget in bytes.
+
+    Raises:
+        UsageError: It is no size, or so small that its unit was forgotten.
+    """
+    budget_bytes = parse_bytes(text)
+    if text.strip().isdecimal() and budget_bytes < _LEAST_BUDGET_BYTES:
+        raise UsageError(
+            f"a budget of {text.strip()} is {budget_bytes} bytes",
+            hint=f"{text.strip()}GiB? {text.strip()}B if bytes are meant",
+        )
+    return budget_bytes
+
+
 def add_output_options(
     parser: argparse.ArgumentParser, *, budget: str = "", has_step: bool = False
 ) -> argparse._ArgumentGroup:
     """Adds the options of a result, with a help for its budget; ``has_step`` for pictures."""
     group = parser.add_argument_group("the result")
     if budget:
-        group.add_argument("--budget", metavar="SIZE", help=budget)
+        group.add_argument("--budget", type=parse_budget, metavar="SIZE", help=budget)
     group.add_argument("--json", action="store_true", help="everything, as JSON")
     what = "a report, a picture, a page or a snapshot" if has_step else "a report"
     help = f"write {what} to FILE, by its suffix: .txt, .md, .csv, .json, .html"

@@ -5,7 +5,13 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from fxmem.cli.output import add_output_options, check_output, choose_format, write_result
+from fxmem.cli.output import (
+    add_output_options,
+    check_output,
+    choose_format,
+    parse_budget,
+    write_result,
+)
 from fxmem.cli.progress import show_progress
 from fxmem.cli.step import (
     TARGET_HELP,
@@ -13,7 +19,6 @@ from fxmem.cli.step import (
     add_step_options,
     add_strategy_option,
     analyze_step,
-    parse_budget,
     parse_share,
     parse_step,
     run_user_code,
@@ -49,14 +54,17 @@ exit codes: 0 fine, 1 no plan keeps the limit, 2 bad usage or a model that canno
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command to the parser of ``fxmem``."""
+    """Adds the command."""
     help = "what to recompute for a lower peak, and at what cost"
     parser = add_command(commands, "plan", run_plan, help, _DESCRIPTION, _EPILOG)
     add_step_options(parser, checks_fit=False)
     group = parser.add_argument_group("the limit: at most one")
     limits = group.add_mutually_exclusive_group()
     limits.add_argument(
-        "--budget", metavar="SIZE", help="the cheapest plan whose peak is within it, e.g. 4GiB"
+        "--budget",
+        type=parse_budget,
+        metavar="SIZE",
+        help="the cheapest plan whose peak is within it, e.g. 4GiB",
     )
     limits.add_argument(
         "--fit", action="store_true", help="the cheapest plan whose step fits the --gpu"
@@ -98,16 +106,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def run_plan(arguments: argparse.Namespace) -> int:
-    """Plans a target's step and writes the plan, or all trade-offs.
-
-    Returns:
-        The exit code: 0.
-
-    Raises:
-        InfeasibleError: No plan keeps the limit.
-        FxmemError: Bad usage, or a model that cannot be loaded, traced or planned.
-    """
-    # Mistakes in the arguments are reported before torch is imported and the model is run.
+    """Plans a target's step and writes the plan, or all trade-offs."""
     step = parse_step(arguments)
     limit = _parse_limit(arguments)
     is_one = bool(limit or arguments.fit or arguments.mode != "train")
@@ -153,7 +152,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
 def _parse_limit(arguments: argparse.Namespace) -> dict[str, Any]:
     limit: dict[str, Any] = {}
     if arguments.budget is not None:
-        limit["budget"] = parse_budget(arguments.budget)
+        limit["budget"] = arguments.budget
     for name in ("max_overhead", "max_overhead_flops"):
         text = getattr(arguments, name)
         if text is not None:

@@ -57,7 +57,7 @@ exit codes: 0 fine, 2 bad usage, a model that cannot be loaded or traced, or no 
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command to the parser of ``fxmem``."""
+    """Adds the command."""
     help = "a picture of one step, its peak marked"
     parser = add_command(commands, "render", run_render, help, _DESCRIPTION, _EPILOG)
     add_step_options(parser, checks_fit=False)
@@ -95,15 +95,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def run_render(arguments: argparse.Namespace) -> int:
-    """Analyses a target, or reads a report, and draws it.
-
-    Returns:
-        The exit code: 0.
-
-    Raises:
-        FxmemError: Bad usage, a model that cannot be loaded or traced, or no Graphviz.
-    """
-    # Mistakes in the arguments are reported before torch is imported and the model is run.
+    """Analyses a target, or reads a report, and draws it."""
     target: str = arguments.target
     is_report = target.lower().endswith(".json")
     report = read_text(target, "report", "fxmem analyze --json -o writes one") if is_report else ""

@@ -11,7 +11,7 @@ from typing import Any
 from fxmem.cli.analyze import add_step_output, check_fit
 from fxmem.cli.output import choose_format, write_line, write_result
 from fxmem.cli.progress import show_progress
-from fxmem.cli.step import add_command, add_gpu_options, parse_budget, parse_size_hint
+from fxmem.cli.step import add_command, add_gpu_options, parse_size_hint
 from fxmem.errors import UsageError
 from fxmem.scripts.script_run import Progress
 
@@ -34,7 +34,7 @@ that fails
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command to the parser of ``fxmem``."""
+    """Adds the command."""
     help = "the steps of a training script, run as it is"
     parser = add_command(commands, "run", run_run, help, _DESCRIPTION, _EPILOG)
     parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module")
@@ -70,16 +70,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def run_run(arguments: argparse.Namespace) -> int:
-    """Runs a script and writes the result; what the script prints goes to stderr.
-
-    Returns:
-        The exit code: 0, or 1 where a peak is over the budget, or a step does not fit the GPU.
-
-    Raises:
-        FxmemError: Bad usage, or a script that fails.
-        KeyboardInterrupt: The script was interrupted; what it has recorded is written.
-    """
-    budget_bytes = None if arguments.budget is None else parse_budget(arguments.budget)
+    """Runs a script and writes the result; what the script prints goes to stderr."""
     if arguments.top < 0:
         raise UsageError(f"--top must be 0 or more, got {arguments.top}")
     kind = choose_format(arguments)
@@ -104,7 +95,7 @@ def run_run(arguments: argparse.Namespace) -> int:
             progress=progress,
         )
     write_result(run, kind, arguments.output, top=arguments.top)
-    code = check_fit(run.largest, budget_bytes)
+    code = check_fit(run.largest, arguments.budget)
     if run.partial:
         raise KeyboardInterrupt
     return code

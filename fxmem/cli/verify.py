@@ -6,7 +6,13 @@ import argparse
 import os
 from typing import Any
 
-from fxmem.cli.output import add_output_options, choose_format, read_plan, write_result
+from fxmem.cli.output import (
+    EXIT_FINDING,
+    add_output_options,
+    choose_format,
+    read_plan,
+    write_result,
+)
 from fxmem.cli.progress import show_progress
 from fxmem.cli.step import (
     TARGET_HELP,
@@ -20,8 +26,6 @@ from fxmem.cli.step import (
 from fxmem.errors import UsageError
 from fxmem.parallelism.layout import parse_mesh
 from fxmem.specs import parse_dtype
-
-EXIT_DIFFERENT = 1
 
 _QUIET = {"KINETO_LOG_LEVEL": "6", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 """Keeps the profiler's own messages off stderr; read when torch is imported."""
@@ -44,7 +48,7 @@ promises, 2 bad usage or a model that cannot be run
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command to the parser of ``fxmem``."""
+    """Adds the command."""
     help = "run real steps with and without a plan, and compare bit for bit"
     parser = add_command(commands, "verify", run_verify, help, _DESCRIPTION, _EPILOG)
     parser.add_argument("target", metavar="TARGET", help="what to run: module_or_file:name")
@@ -75,15 +79,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def run_verify(arguments: argparse.Namespace) -> int:
-    """Verifies a plan for a target and writes the result.
-
-    Returns:
-        The exit code: 0, or 1 where something differs or the plan's promise is not kept.
-
-    Raises:
-        FxmemError: Bad usage, or a model that cannot be loaded, planned for or run.
-    """
-    # Mistakes in the arguments are reported before torch is imported and the model is run.
+    """Verifies a plan for a target and writes the result."""
     args, kwargs = parse_inputs(arguments.inputs)
     if arguments.steps < 1:
         raise UsageError(f"--steps must be 1 or more, got {arguments.steps}")
@@ -102,4 +98,4 @@ def run_verify(arguments: argparse.Namespace) -> int:
 
         verification = verify_target(arguments.target, plan, args, kwargs, **options)
     write_result(verification, kind, arguments.output)
-    return 0 if verification.equal and verification.keeps_promise else EXIT_DIFFERENT
+    return 0 if verification.equal and verification.keeps_promise else EXIT_FINDING

@@ -35,15 +35,15 @@ from fxmem.units import format_bytes
 @read_files_once()
 def find_fitting(
     model: nn.Module | str,
-    args: Any = (),
-    kwargs: Mapping[str, Any] | None = None,
+    args: Any,
+    kwargs: Mapping[str, Any] | None,
     *,
     gpu: str,
-    gpus: int = 8,
-    gpus_per_node: int = 8,
-    mesh: Mapping[str, int | None] | None = None,
-    parallelize: ParallelizeChoice = None,
-    mixed_precision: str | torch.dtype | None = None,
+    gpus: int,
+    gpus_per_node: int,
+    mesh: Mapping[str, int | None] | None,
+    parallelize: ParallelizeChoice,
+    mixed_precision: str | torch.dtype | None,
     **options: Any,
 ) -> Fitting:
     """Finds meshes and knobs that fit: :func:`fxmem.fit`, whose arguments these are."""
