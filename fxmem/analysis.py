@@ -89,8 +89,8 @@ class Setup:
 class FirstStep:
     """The most of the first step, in which the optimizer's state is made.
 
-    From the model's move to the device on, as ``torch.cuda.max_memory_allocated()`` tells after
-    one step.
+    From the model's move to the device on, as ``torch.cuda.max_memory_allocated()`` returns
+    after one step.
     """
 
     peak_bytes: int
@@ -110,7 +110,7 @@ class Analysis(Result):
         graph: The memory graph that everything else is computed from, in requested bytes.
         settings: Settings of the caching allocator; None where there is none, as on the CPU.
         gpu: The target GPU; None for any.
-        fx_graph: The ``torch.fx.Graph`` of the model, whose nodes are those of the memory graph.
+        fx_graph: The ``torch.fx.Graph`` of the model, with the nodes of the memory graph.
         blueprint: The parts of the step, on fake inputs; for :attr:`graph_module`.
     """
 
@@ -223,7 +223,7 @@ class Analysis(Result):
     def device_run(self) -> DeviceRun | None:
         """The step in the memory of the target GPU; None without one.
 
-        The CUDA context, with NCCL's buffers, takes the most memory that is known of it. A step
+        The CUDA context, with NCCL's buffers, takes the most memory that was ever seen. A step
         that does not fit beside it runs beside the least instead; where it fits then, its
         exhaustion is not certain.
         """
@@ -346,7 +346,7 @@ class Analysis(Result):
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """What the report lists as taking memory for no good reason; none of a saved report."""
+        """The findings that the report lists; a saved report has none."""
         return find_findings(self)
 
     def list_blocks(
@@ -370,8 +370,8 @@ class Analysis(Result):
     def from_json(cls, text: str) -> Analysis:
         """Reads a saved report, which serves for drawing alone.
 
-        Its sizes are those that the allocator handed out; its reserved bytes and all that a plan
-        is made from are not in a report.
+        Sizes are as the allocator handed them out. A report lacks the reserved bytes, and all that
+        a plan is made from.
 
         Raises:
             UsageError: The text is no report, one of another version, or damaged.
@@ -386,7 +386,7 @@ class Analysis(Result):
         return self
 
     def draw(self, views: Iterable[str], **options: Any) -> Iterator[tuple[str, bytes]]:
-        """Draws views of the step as SVG, those for which the programs are installed."""
+        """Draws views of the step as SVG, as far as the programs are installed."""
         for view in views:
             with contextlib.suppress(UsageError):
                 yield view, encode(render(self, "svg", RenderOptions(view, **options)))
@@ -412,7 +412,7 @@ class Analysis(Result):
     ) -> graphviz.Digraph:
         """Draws the graph of the step as a ``graphviz.Digraph``, which a notebook shows.
 
-        The arguments are those of :meth:`render`. ``pipe()`` and ``render()`` of the result draw
+        The arguments are as for :meth:`render`. ``pipe()`` and ``render()`` of the result draw
         with the system's Graphviz, or without one with graphviz-pure.
         """
         return draw_picture(self, RenderOptions(GRAPH, depth, expand, plan))
@@ -425,7 +425,7 @@ class Analysis(Result):
             ``target``, ``phase``, ``shape``, ``dtype``, ``source``, ``output_bytes``,
             ``saved_bytes``, ``transient_bytes``, ``live_at_peak_bytes``, ``is_peak``,
             ``forward_flops`` and ``backward_flops``. Edges lead to the nodes that take a result,
-            with ``storages``, the bytes of each storage of it by index, and their sum ``nbytes``.
+            with ``storages``, the bytes of its storages by index, and their sum ``nbytes``.
             The graph has ``model``, ``peak_bytes`` and ``phase``, that of the peak.
         """
         from fxmem.report.graph.digraph import build_digraph

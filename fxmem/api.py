@@ -110,7 +110,7 @@ def analyze(
             is refused.
         mesh: Names and sizes of the dimensions of a ``DeviceMesh``, ``{"dp": 8, "tp": 4}``: the
             step is that of one rank of so many processes, which need not be there.
-        parallelize: A function ``parallelize(model, mesh)`` that lays the model out on the mesh
+        parallelize: A function ``parallelize(model, mesh)`` that parallelizes the model
             (``fully_shard``, ``parallelize_module``, ``DistributedDataParallel``, ...) and
             returns it, or None where it changes it in place; or a TARGET that names one;
             ``"fsdp"`` for ``fully_shard`` on each repeated block and the root; ``"ddp"``.
@@ -155,9 +155,9 @@ def run(
 
     ``torch.cuda`` answers as on a machine with one GPU. What the script puts there becomes fake
     tensors, which have no memory; operators on them are recorded and compute nothing. Everything
-    else is real: data sets, loaders, files. A value that the script reads from a fake tensor, such
-    as a loss, is 1, and True where an assertion asks. The script ends when all of its optimizers
-    have stepped so many times.
+    else is real: data sets, loaders, files. Reading a fake tensor's value, such as a loss, returns
+    1; an assertion gets the answer that passes. The script ends when all of its optimizers have
+    stepped so many times.
 
     Args:
         script: The path of a script, the name of a module, or a program that starts one, as
@@ -298,7 +298,7 @@ def fit(
     mixed_precision: str | torch.dtype | None = None,
     **options: Any,
 ) -> Fitting:
-    """Finds meshes of GPUs that the step of one rank fits, and the knobs that it takes there.
+    """Searches device meshes and settings with which one rank's step fits the GPU.
 
     Without a function, ``fully_shard`` over all GPUs and over replicated parts of them is compared
     with ``DistributedDataParallel``. A mesh is tried without checkpointing first, then with more of
@@ -323,7 +323,7 @@ def fit(
         options: Other arguments of :func:`fxmem.analyze`: ``optimizer``, ``loss``, ...
 
     Returns:
-        The meshes with their knobs, those that fit first, cheapest communication first.
+        The meshes with their knobs: the fitting ones first, cheapest communication first.
 
     Raises:
         UsageError: An argument is not understood.

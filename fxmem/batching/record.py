@@ -34,8 +34,8 @@ class MaxBatch(Result):
         multiple_of: The distance of sizes that the model takes, or that were asked for.
         axis: The dimensions of the inputs that have the size.
         memory_bytes: All memory of the device.
-        context_bytes: What is kept free of it for CUDA's context; 0 on the CPU.
-        margin_bytes: What is kept free of it besides.
+        context_bytes: Memory kept free for CUDA's context; 0 on the CPU.
+        margin_bytes: Memory kept free besides.
         analyses: How many steps were analysed to find the answer.
         setup: The step, with the inputs that were given.
         plan: The plan with which the step fits; None for the step as it is.

@@ -151,7 +151,7 @@ def _explain_unknown(unknown: list[str], parser: argparse.ArgumentParser) -> str
 def _build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="fxmem",
-        description="Tells how much memory a PyTorch training step takes, and plans for less.",
+        description="Predicts the memory of a PyTorch training step, and plans for less.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -29,7 +29,7 @@ SCHEMA_VERSION = 1
 _TOP = 10
 
 _DESCRIPTION = f"""\
-Analyses the steps that the nearest {FILE} lists, and reports those that do not keep their
+Analyses the steps that the nearest {FILE} lists, and reports the ones over their
 budgets.
 
   [tool.fxmem]
@@ -40,7 +40,7 @@ budgets.
   input = ["4x512:int64"]
   budget = "8GiB"
 
-Keys are the options of fxmem analyze; those of [tool.fxmem] hold for all checks."""
+Keys are the options of fxmem analyze. Keys of [tool.fxmem] itself hold for all checks."""
 _EPILOG = """\
 exit codes: 0 fine, 1 a step is over its budget or does not fit its GPU, 2 bad usage or a model
 that cannot be loaded or traced

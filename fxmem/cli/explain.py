@@ -17,8 +17,8 @@ from fxmem.report.tables import wrap
 
 _DESCRIPTION = f"""\
 With the code of a finding, such as FX101, explains it: why memory is taken, and the code before
-and after. With a TARGET and a NODE, tells why that node's result or that storage is alive at the
-peak: which line made it, what saved it, what holds it, and when it is freed.
+and after. With a TARGET and a NODE, explains why that node's result or that storage is alive at
+the peak: the line that made it, what saved and what holds it, and when it is freed.
 
 {TARGET_HELP}"""
 _EPILOG = """\

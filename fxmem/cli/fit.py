@@ -17,7 +17,7 @@ from fxmem.cli.step import TARGET_HELP, add_command, add_step_options, parse_ste
 from fxmem.errors import UsageError
 
 _DESCRIPTION = f"""\
-Finds the meshes of so many GPUs that the step of one rank fits, and the knobs that it takes there:
+Searches device meshes and settings with which one rank's step fits the GPU:
 activation checkpointing, resharding, offloading, sharded optimizer state. --input is the batch of
 one rank. Without --parallelize, fully_shard and DistributedDataParallel are compared.
 
@@ -52,8 +52,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     group.add_argument(
         "--parallelize",
         metavar="TARGET",
-        help="file.py:function of the model and the mesh, which lays the one out on the other; or "
-        "fsdp or ddp alone (default: both)",
+        help="file.py:function(model, mesh) that parallelizes the model; or fsdp or ddp alone "
+        "(default: both)",
     )
     group.add_argument(
         "--mesh",

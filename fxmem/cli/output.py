@@ -27,7 +27,7 @@ _LEAST_BUDGET_BYTES = 1 << 20
 def choose_width(path: str | None) -> int | None:
     """Chooses the columns that the tables of a result take; None for no limit.
 
-    Those of the environment variable COLUMNS, else those of the terminal, and at least 60. A file
+    The environment variable COLUMNS, else the width of the terminal, and at least 60. A file
     (``path``) and a pipe have no width: a search or an editor needs whole names.
     """
     given = os.environ.get("COLUMNS", "")

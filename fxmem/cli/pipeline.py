@@ -89,7 +89,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     layout.add_argument(
         "--parallelize",
         metavar="TARGET",
-        help="file.py:function of a stage and the mesh, which lays the one out on the other",
+        help="file.py:function(stage, mesh) that parallelizes a stage",
     )
     add_gpu_options(parser, "; exit 1 if a rank does not fit it")
     add_output_options(parser, budget="exit 1 if a peak is over it, e.g. 8GiB")

@@ -48,7 +48,7 @@ def add_command(
     """Adds a command to the parser of ``fxmem``.
 
     Its ``run`` takes the arguments, checks them before torch is imported and the model is run, and
-    returns the exit code, of which the ``epilog`` tells. It raises FxmemError for bad usage, and
+    returns the exit code, which the ``epilog`` explains. It raises FxmemError for bad usage, and
     where a model cannot be loaded or traced.
     """
     parser: argparse.ArgumentParser = commands.add_parser(
@@ -69,7 +69,7 @@ def add_step_options(
 
     Args:
         parser: That of a command.
-        checks_fit: Whether the command tells if the step fits the GPU.
+        checks_fit: Whether the command's exit code depends on whether the step fits the GPU.
         has_layout: Whether the user gives the layout of processes.
     """
     parser.add_argument("target", metavar="TARGET", help="what to analyse: module_or_file:name")
@@ -111,8 +111,7 @@ def add_mesh_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--parallelize",
         metavar="TARGET",
-        help="file.py:function of the model and the mesh, which lays the one out on the other; or "
-        "fsdp or ddp",
+        help="file.py:function(model, mesh) that parallelizes the model; or fsdp or ddp",
     )
 
 

@@ -30,8 +30,8 @@ from fxmem.specs import parse_dtype
 _QUIET = {"KINETO_LOG_LEVEL": "6", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 """Keeps the profiler's own messages off stderr; read when torch is imported."""
 _DESCRIPTION = f"""\
-Builds the model with real tensors, runs training steps of it and of the model with the plan
-from the same state, and compares bit for bit what they compute and leave behind: output,
+Builds the model with real tensors, runs training steps with and without the plan from
+the same state, and compares bit for bit what they compute and leave behind: output,
 loss, gradients, buffers, parameters, optimizer state, inputs, random numbers. Then measures
 the peak of a step of each, and compares it with the peak that the plan promises.
 

@@ -34,8 +34,8 @@ class Comparison(Result):
     Attributes:
         before: The peak before.
         after: The peak after.
-        changes: Storages at the peak that differ: those that grew, the largest growth first, then
-            those that shrank.
+        changes: Storages at the peak that differ: the ones that grew, the largest growth first,
+            then the ones that shrank.
         modules: Bytes before and after of modules that differ, by fqn, at the deepest level of
             which at most ten do.
         guilty: The line of the user's repository that accounts for most of the growth; None where

@@ -18,7 +18,7 @@ _Storage = TypeVar("_Storage", LiveStorage, Change)
 
 
 def list_storages(peak: Footprint, top: int, title: str = "") -> Table:
-    """Lists the largest storages alive at a peak, those that are alike in one row."""
+    """Lists the largest storages alive at a peak, equal ones in one row."""
     groups = _group(peak.live)
     groups.sort(key=lambda group: -sum(storage.nbytes for storage in group))
     rows: list[Sequence[Cell]] = [
@@ -31,9 +31,9 @@ def list_storages(peak: Footprint, top: int, title: str = "") -> Table:
 
 
 def list_changes(changes: Sequence[Change], top: int) -> Table:
-    """Lists storages at the peak that differ, those that are alike in one row.
+    """Lists storages at the peak that differ, equal ones in one row.
 
-    Those that grew come first, or those that shrank where these are more.
+    The ones that grew come first, unless more shrank.
     """
     groups = _group(changes)
     sign = -1 if sum(change.growth_bytes for change in changes) < 0 else 1
@@ -49,7 +49,7 @@ def list_changes(changes: Sequence[Change], top: int) -> Table:
 
 
 def _group(storages: Iterable[_Storage]) -> list[list[_Storage]]:
-    """Groups storages that differ in their modules alone, as those of blocks that repeat."""
+    """Groups storages that differ in their modules alone, as in blocks that repeat."""
     groups: dict[object, list[_Storage]] = {}
     for each in storages:
         grows = isinstance(each, Change) and each.growth_bytes > 0

@@ -37,13 +37,14 @@ class MeshFit:
         cause: Why it does not fit; empty where it does.
         peak_bytes: Most bytes allocated; None where the step was not analysed, because it cannot
             fit.
-        reserved_bytes: Most bytes that the allocator holds; None likewise.
+        reserved_bytes: Most bytes that the allocator holds; None where the step was not
+            analysed.
         sent_bytes: What the rank sends in a step, by the dimensions that its groups run along.
-        near_bytes: The part of it that stays within a node.
+        near_bytes: The part that stays within a node.
         far_bytes: The part that goes to another node.
         flops: Floating-point operations of the step, without those recomputed.
         recomputed_flops: Floating-point operations that checkpoints recompute.
-        is_recorded: Whether the step was recorded, not computed from those of other meshes.
+        is_recorded: Whether the step was recorded, not computed from other meshes.
     """
 
     mesh: Mapping[str, int]
@@ -74,8 +75,8 @@ class Fitting(Result):
     """The meshes of so many GPUs, each with its cheapest knobs that fit.
 
     Attributes:
-        rows: Those that fit first, cheapest communication first; then those that do not fit, with
-            the lowest peak first.
+        rows: The fitting ones first, cheapest communication first; then the others, lowest peak
+            first.
         setup: The step of one rank.
         gpu: The GPU's name.
         gpus: How many there are.

@@ -149,7 +149,7 @@ def _read_name(expression: ast.expr | ast.AST) -> str:
 
 
 def fold_names(fqns: Iterable[str]) -> str:
-    """Joins names of modules, those that differ in one number as one.
+    """Joins names of modules; names that differ in one number become one.
 
     >>> fold_names(["h.0", "h.1", "h.2"]), fold_names(["h.1.mlp", "h.5.mlp", "head"])
     ('h[0:3]', 'h[1, 5].mlp, head')

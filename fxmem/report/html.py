@@ -51,8 +51,8 @@ def write_html(
 ) -> str:
     """Writes the report as one file.
 
-    Its script and its style are part of it, and its content policy lets nothing else run and
-    nothing be loaded. Names are data: the template escapes them, and the script sets texts only.
+    The file has its own script and style, and a content policy under which nothing else runs and
+    nothing is loaded. Names are data: the template escapes them, and the script sets texts only.
     Without the picture of the graph by Graphviz (``svg``), the page has ``graph_note`` instead.
     """
     document, planned = build_document(analysis), None

@@ -65,7 +65,7 @@ def _list_rows(
 
 
 def _skip_lists(modules: Iterable[Module]) -> Iterator[Module]:
-    """Yields modules, in place of those that only hold others what these hold."""
+    """Yields modules, and the children of lists of modules in place of the lists."""
     for module in modules:
         if module.fqn and not module.class_name and not module.nodes:
             yield from _skip_lists(module.children)

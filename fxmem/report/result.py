@@ -49,7 +49,7 @@ class Result:
         Args:
             width: Columns of its tables and lines; None for no limit.
             markdown: Write Markdown, for the summary of a run in CI or a comment.
-            shown: What ``list_blocks`` takes, such as ``top``, the number of rows of a table.
+            shown: Arguments of ``list_blocks``, such as ``top``, the number of rows of a table.
         """
         blocks = self.list_blocks(**shown)
         return render_markdown(blocks) if markdown else render_text(blocks, width)

@@ -28,7 +28,7 @@ def build_snapshot(analysis: Analysis) -> dict[str, Any]:
     """Builds what ``torch.cuda.memory._snapshot`` would have returned after a step.
 
     The trace begins with what was there before, so that viewers know what it is. As in PyTorch,
-    sizes of events are those of requests; the blocks are in the segments. A saved report of a step
+    events have the sizes of requests; the blocks are in the segments. A saved report of a step
     on CUDA, which does not say where blocks lie, is refused.
 
     Source of the format: ``torch/csrc/cuda/memory_snapshot.cpp``, ``torch/cuda/memory.py``.

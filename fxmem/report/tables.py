@@ -74,7 +74,7 @@ class Bytes(int):
 
 
 class Flops(int):
-    """A number of floating-point operations, shown likewise."""
+    """A number of floating-point operations, with a unit where people read."""
 
     def __str__(self) -> str:
         return format_flops(self)

@@ -82,7 +82,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A module or a segment whose inside is shown; ``names`` and ``copies`` as those of a box."""
+    """A module or a segment whose inside is shown; ``names`` and ``copies`` as of a box."""
 
     key: str
     kind: Kind
