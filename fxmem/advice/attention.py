@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from math import prod
 
 from fxmem.advice.editing import MATMULS, StepEdit, reads_parameter
-from fxmem.advice.finding import Finding
 from fxmem.analysis import Analysis
+from fxmem.finding import Finding
 from fxmem.graph import Operation, Phase, SourceLocation
 
 _SOFTMAXES = ("aten._softmax.default", "aten._safe_softmax.default")

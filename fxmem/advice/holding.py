@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from fxmem.advice.editing import StepEdit
-from fxmem.advice.finding import Finding
 from fxmem.analysis import Analysis
+from fxmem.finding import Finding
 from fxmem.graph import RESIDENT, Category, MemoryGraph, Phase, Storage
 from fxmem.memory.labels import find_updated
 from fxmem.units import format_bytes

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from fxmem.advice.editing import CAST, FORWARD, StepEdit
-from fxmem.advice.finding import Finding
 from fxmem.analysis import Analysis
+from fxmem.finding import Finding
 from fxmem.graph import Category, Operation, Phase, Save, Storage
 from fxmem.units import format_bytes
 

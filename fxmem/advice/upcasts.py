@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from math import prod
 
 from fxmem.advice.editing import CAST, MATMULS, StepEdit, reads_parameter
-from fxmem.advice.finding import Finding
 from fxmem.analysis import Analysis
+from fxmem.finding import Finding
 from fxmem.graph import Node, SourceLocation
 from fxmem.units import format_bytes
 

@@ -21,6 +21,7 @@ from fxmem.errors import UsageError
 from fxmem.gpus import find_gpu
 from fxmem.planning.plan import Plan
 from fxmem.planning.planner import plan
+from fxmem.planning.strategies.problem import Strategy
 from fxmem.units import resolve_bytes
 
 Choices = Mapping[str, Mapping[str, Any]]
@@ -39,6 +40,7 @@ def auto(
     max_overhead_flops: float | None = None,
     style: str | None = None,
     time_limit_s: float | None = None,
+    strategy: str | Strategy | None = None,
     device: str = "cuda",
     gpu: str | None = None,
     **options: Any,
@@ -64,7 +66,7 @@ def auto(
         )
     choices: Choices = {
         "limits": given,
-        "planning": {"style": style, "time_limit_s": time_limit_s},
+        "planning": {"style": style, "time_limit_s": time_limit_s, "strategy": strategy},
         "analysis": {"device": device, "gpu": gpu, **options},
     }
     if model is None:

@@ -31,7 +31,6 @@ _OF_TORCH = frozenset(
         *("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "fsdp", "symm_mem"),
     }
 )
-_FOREIGN = "what kernels of extensions take is unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,14 +181,18 @@ class Backend:
         reasons = {str(operator): reason for operator, reason in self.unmodelled.items()}
         stated = {str(operator) for operator in (*self.estimators, *self.libraries)}
         found: dict[str, dict[str, None]] = {}
+        foreign: dict[str, None] = {}
         for name in dict.fromkeys(names):
             namespace, *rest = name.split(".")
             if name in reasons:
                 found.setdefault(reasons[name], {})[name] = None
             elif len(rest) == 2 and namespace not in _OF_TORCH and name not in stated:
-                found.setdefault(_FOREIGN, {})[f"{namespace}::{rest[0]}"] = None
+                foreign[f"{namespace}::{rest[0]}"] = None
         for reason, operators in found.items():
             yield f"Memory inside {', '.join(operators)} is not counted: {reason}."
+        if foreign:
+            hint = "counted as 0 (fxmem.register_workspace)"
+            yield f"The workspace of {', '.join(foreign)} is not known: {hint}."
 
     def mover(self, *classes: type[nn.Module]) -> Callable[[Mover], Mover]:
         """Registers what moving these modules does besides moving their tensors."""

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import Enum
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from fxmem.analysis import Analysis, Shown
 from fxmem.errors import UsageError
 from fxmem.graph import MemoryGraph, Phase, SourceLocation
+from fxmem.report.blocks import Block
+from fxmem.report.formats import TIMELINE, TRADEOFF
+from fxmem.report.result import Result
+
+if TYPE_CHECKING:
+    from fxmem.analysis import Analysis
+    from fxmem.planning.outcome import PlannedStep
 
 PLAN_VERSION = 3
 _HALF = 8
@@ -126,7 +132,7 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan(Shown):
+class Plan(Result):
     """A way to run a step in less memory.
 
     Attributes:
@@ -197,11 +203,54 @@ class Plan(Shown):
             return None
         return max(0.0, self.overhead - self.lower_bound_overhead)
 
-    def to_json(self, indent: int | None = 2) -> str:
-        """Writes the plan as JSON, which :meth:`from_json` reads."""
+    def check(self, graph: MemoryGraph, command: str = "fxmem plan -o") -> None:
+        """Checks that the plan was made for a step, and names the command that makes another.
+
+        Raises:
+            UsageError: The plan was made for another model, other inputs, or other sizes of either.
+        """
+        found = fingerprint_graph(graph)
+        if found == self.fingerprint:
+            return
+        if found[:_HALF] == self.fingerprint[:_HALF]:
+            cause = "the plan was made for other sizes, of the inputs or of the model's layers"
+        else:
+            cause = "the plan was made for another model or other inputs"
+        raise UsageError(cause, hint=f"make a new one with {command}")
+
+    def trace(self, analysis: Analysis) -> PlannedStep | None:
+        """Traces the step that the plan makes; None where its peak is not what the plan says."""
+        from fxmem.planning.outcome import trace_plan
+
+        return trace_plan(analysis, self)
+
+    def find_step(self, analysis: Analysis) -> Analysis | None:
+        """Finds the analysis of the step with the plan; None as :meth:`trace`."""
+        from fxmem.planning.outcome import find_planned_step
+
+        return find_planned_step(analysis, self)
+
+    def list_blocks(self) -> list[Block]:
+        from fxmem.planning.text import list_plan_blocks
+
+        return list_plan_blocks(self)
+
+    def list_bars(self) -> Mapping[str, int | None]:
+        return {"without the plan": self.baseline_peak_bytes, "with the plan": self.peak_bytes}
+
+    def draw_pictures(self) -> Iterator[tuple[str, bytes]]:
+        if self.analysis is not None:
+            plan = None if self.analysis.setup.mesh else self
+            yield from self.analysis.draw([TIMELINE], plan=plan)
+
+    def to_dict(self) -> dict[str, Any]:
         values = asdict(strip_plan(self))
         del values["fx_graph"], values["analysis"]
-        return json.dumps({"plan_version": PLAN_VERSION, **values}, indent=indent)
+        return {"plan_version": PLAN_VERSION, **values}
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """Writes the plan as JSON, which :meth:`from_json` reads."""
+        return Result.to_json(self, indent)
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -255,7 +304,7 @@ class CheckpointPrice:
     overhead_flops: float
 
 
-class Front(Shown, tuple[Plan, ...]):
+class Front(Result, tuple[Plan, ...]):
     """The trade-offs of a step, cheapest first: a tuple of plans that shows itself as a table."""
 
     __slots__ = ()
@@ -263,6 +312,19 @@ class Front(Shown, tuple[Plan, ...]):
     def __repr__(self) -> str:
         ends = " ... ".join(str(plan.peak_bytes) for plan in self[:: max(len(self) - 1, 1)])
         return f"Front(<{len(self)} plans>, peak_bytes=<{ends}>)"
+
+    def list_blocks(self) -> list[Block]:
+        from fxmem.planning.text import list_front_blocks
+
+        return list_front_blocks(self)
+
+    def draw_pictures(self) -> Iterator[tuple[str, bytes]]:
+        if self[0].analysis is not None:
+            yield from self[0].analysis.draw([TRADEOFF], front=tuple(self))
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """Writes the plans as a list."""
+        return json.dumps([plan.to_dict() for plan in self], indent=indent)
 
 
 _Part = TypeVar("_Part", Segment, InplaceChange, DelPoint, Limit)
@@ -288,19 +350,3 @@ def fingerprint_graph(graph: MemoryGraph) -> str:
     described = [(node.name, node.target, node.inputs) for node in nodes]
     parts = (described, [node.shape for node in nodes])
     return "".join(hashlib.sha256(repr(part).encode()).hexdigest()[:_HALF] for part in parts)
-
-
-def check_fingerprint(plan: Plan, graph: MemoryGraph, command: str) -> None:
-    """Checks that a plan was made for a step, and names the command that makes another.
-
-    Raises:
-        UsageError: The plan was made for another model, other inputs, or other sizes of either.
-    """
-    found = fingerprint_graph(graph)
-    if found == plan.fingerprint:
-        return
-    if found[:_HALF] == plan.fingerprint[:_HALF]:
-        cause = "the plan was made for other sizes, of the inputs or of the model's layers"
-    else:
-        cause = "the plan was made for another model or other inputs"
-    raise UsageError(cause, hint=f"make a new one with {command}")

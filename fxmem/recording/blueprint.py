@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import fx, nn
@@ -33,6 +33,9 @@ from fxmem.tracing.fakes import make_fake_inputs
 from fxmem.tracing.fxgraph import list_calls
 from fxmem.tracing.swapping import settle_lazy, swap_in_fakes
 from fxmem.tracing.values import answer_fake_checks
+
+if TYPE_CHECKING:
+    from fxmem.analysis import Analysis
 
 _Recorded = TypeVar("_Recorded")
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -148,6 +151,12 @@ class Blueprint:
         options = self.options
         with self.make_step() as step, self._replace_functions():
             return trace_forward(step, options.target, hints=options.hints)
+
+    def make_graph_module(self, analysis: Analysis) -> fx.GraphModule | None:
+        """Makes the traced forward of the analysis that this is the blueprint of."""
+        from fxmem.recording.annotation import make_graph_module
+
+        return make_graph_module(analysis)
 
     def is_hinted(self, graph: fx.Graph) -> bool:
         """Tells whether other sizes lead to another graph, with the fake mode active."""

@@ -20,6 +20,7 @@ from fxmem.loading.parsing import is_target
 from fxmem.loading.target import load_function
 from fxmem.loop import Loop
 from fxmem.parallelism.layout import NO_KNOBS, Knobs, Layout, ParallelizeChoice, resolve_layout
+from fxmem.plugins import load_plugins
 from fxmem.recording.loops import SIDE_STREAMS, LoopChoice, LoopFunction, resolve_loop
 from fxmem.recording.losses import resolve_loss
 from fxmem.recording.optimizers import resolve_optimizer
@@ -91,6 +92,7 @@ def resolve_options(
     Raises:
         UsageError: An argument is not understood, or contradicts another.
     """
+    load_plugins()
     device = str(device)  # a torch.device has its name
     check_mode(mode)
     if inference_mode and mode != "infer":

@@ -16,7 +16,8 @@ from fxmem.errors import InfeasibleError, UsageError
 from fxmem.parallelism.checkpointing import checkpoint_blocks
 from fxmem.parallelism.wrapping import shard_blocks
 from fxmem.planning.planner import PlanLimit, pareto
-from fxmem.report.plan_text import render_ways
+from fxmem.planning.text import list_way_blocks
+from fxmem.report.blocks import render_text
 
 pytestmark = pytest.mark.skipif(
     not hasattr(torch.cpu.Stream, "record_event"),
@@ -93,7 +94,9 @@ def test_ways_to_recompute(analysis: fxmem.Analysis, plans: RankPlans) -> None:
     assert [segment.fqn for segment in second.segments] == ["1", "3"]  # type: ignore[union-attr]
     assert every.peak_bytes < second.peak_bytes < analysis.peak_bytes
     assert every.overhead_flops > ways["by operator"].overhead_flops
-    text = render_ways([*ways.items()], None, chosen=front[-1], budget_bytes=second.peak_bytes)
+    text = render_text(
+        list_way_blocks([*ways.items()], None, chosen=front[-1], budget_bytes=second.peak_bytes)
+    )
     assert text.count("chosen") == 1
     assert " no" in text
 

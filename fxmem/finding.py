@@ -1,16 +1,17 @@
-"""One finding, as pure data, and the page that explains its code."""
+"""Findings as pure data, and the table of what finds and explains them."""
 
 from __future__ import annotations
 
 import difflib
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
+from typing import TYPE_CHECKING
 
 from fxmem.errors import UsageError
 from fxmem.graph import SourceLocation
+
+if TYPE_CHECKING:
+    from fxmem.analysis import Analysis
 
 _LEAST_BYTES = 1 << 20
 _LEAST_SHARE = 0.005
@@ -38,8 +39,31 @@ class Finding:
 
     @property
     def title(self) -> str:
-        """The code's title on the page of findings."""
-        return read_sections()[self.code].partition("\n")[0].partition(": ")[2]
+        """The title of the text that explains its code."""
+        return TEXTS[self.code].partition("\n")[0].partition(": ")[2]
+
+
+Finder = Callable[["Analysis"], Iterable[Finding]]
+FINDERS: dict[str, Finder] = {}
+"""By code, what finds it in a recorded step; none runs the model again."""
+
+TEXTS: dict[str, str] = {}
+"""By code, what ``fxmem explain`` prints: the title in the first line, ``FX101: Logits ...``."""
+
+
+def add_finding(code: str, find: Finder | None, text: str) -> None:
+    """Registers a finding: :func:`fxmem.register_finding`; without ``find`` only its text."""
+    TEXTS[code] = f"{code}: {text.strip()}\n"
+    if find is not None:
+        FINDERS[code] = find
+
+
+def find_findings(analysis: Analysis) -> tuple[Finding, ...]:
+    """Finds what a report lists; nothing in a saved report, which lacks what it takes."""
+    if analysis.graph.saved and not analysis.graph.saves:
+        return ()
+    found = (finding for find in FINDERS.values() for finding in find(analysis))
+    return choose_findings(found, analysis.peak_bytes)
 
 
 def choose_findings(found: Iterable[Finding], peak_bytes: int) -> tuple[Finding, ...]:
@@ -54,23 +78,14 @@ def choose_findings(found: Iterable[Finding], peak_bytes: int) -> tuple[Finding,
     return tuple(sorted(worth, key=lambda finding: -finding.saving_bytes))
 
 
-@cache
-def read_sections() -> Mapping[str, str]:
-    """Reads the sections of the page of findings, by code, without the marks of headings."""
-    page = (files("fxmem.advice") / "findings.md").read_text(encoding="utf-8")
-    sections = re.split(r"^## (?=FX\d)", page, flags=re.MULTILINE)[1:]
-    return {section[:5]: section.rstrip() + "\n" for section in sections}
-
-
 def explain_code(code: str) -> str:
     """Finds the text that explains the code of a finding.
 
     Raises:
         UsageError: There is no such code.
     """
-    sections = read_sections()
-    if code.upper() not in sections:
-        close = difflib.get_close_matches(code.upper(), sections, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"one of {', '.join(sections)}"
+    if code.upper() not in TEXTS:
+        close = difflib.get_close_matches(code.upper(), TEXTS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"one of {', '.join(TEXTS)}"
         raise UsageError(f"unknown finding {code}", hint=hint)
-    return sections[code.upper()]
+    return TEXTS[code.upper()]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import linecache
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
@@ -14,16 +15,48 @@ from torch.fx.node import map_aggregate
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.fx.passes.shape_prop import _extract_tensor_metadata
 
-from fxmem.analysis import Analysis
-from fxmem.analyzing import isolate_analysis
-from fxmem.applying.codegen import SEEN, SEGMENTS, lay_changes
 from fxmem.graph import SourceLocation
 from fxmem.kernels.cpu import CPU
-from fxmem.passes.memory_prop import META, NodeMemory, measure_nodes
-from fxmem.planning.plan import InplaceChange, Segment
-from fxmem.recording.blueprint import Blueprint
+from fxmem.loading.building import silence_fake_kernels
+from fxmem.recording.isolation import hold_process
 from fxmem.tracing.calls import bind_arguments
+from fxmem.tracing.conditions import leave_autocast
 from fxmem.tracing.fxgraph import NODE
+
+if TYPE_CHECKING:
+    from fxmem.analysis import Analysis
+    from fxmem.recording.blueprint import Blueprint
+
+
+META = "fxmem"
+"""The key in ``node.meta`` of a node's :class:`NodeMemory`."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMemory:
+    """Memory of one node of a graph in a step.
+
+    Attributes:
+        output_bytes: New storages in its result; a view or an in-place result counts 0.
+        saved_bytes: Storages that it was the first to save for backward; parameters, buffers and
+            inputs are not counted.
+        transient_bytes: How far its forward rises above the results that it leaves.
+        live_at_peak_bytes: Storages alive at the peak of the step that it made, in forward or in
+            its backward.
+        is_peak: Whether the step peaks in its forward or in its backward.
+        segments: Segments of a plan that recompute it, outermost first, by their names in the code
+            of the graph; set by :class:`fxmem.passes.CheckpointPass`.
+        is_inplace: Whether a plan has it overwrite its input; set by
+            :class:`fxmem.passes.InplacePass`.
+    """
+
+    output_bytes: int = 0
+    saved_bytes: int = 0
+    transient_bytes: int = 0
+    live_at_peak_bytes: int = 0
+    is_peak: bool = False
+    segments: tuple[str, ...] = ()
+    is_inplace: bool = False
 
 
 def make_graph_module(analysis: Analysis) -> fx.GraphModule | None:
@@ -31,7 +64,7 @@ def make_graph_module(analysis: Analysis) -> fx.GraphModule | None:
 
     Its nodes have the ``meta`` that passes of torch.fx read: ``val``, ``tensor_meta``,
     ``nn_module_stack`` and ``stack_trace``; and ``meta["fxmem"]``, a
-    :class:`~fxmem.passes.memory_prop.NodeMemory`.
+    :class:`~fxmem.passes.NodeMemory`.
 
     Args:
         analysis: An analysis that was made in this process.
@@ -40,7 +73,7 @@ def make_graph_module(analysis: Analysis) -> fx.GraphModule | None:
         A graph module that runs as the model's forward does; None where the model was recorded
         without one (``analysis.setup.frontend_reason`` says why), or is gone.
     """
-    if analysis.blueprint is None or analysis.frontend != "fx":
+    if analysis.frontend != "fx":
         return None
     graph, model = copy.deepcopy(analysis.fx_graph), analysis.blueprint.model
     _propagate_fakes(analysis.blueprint, graph)
@@ -60,27 +93,47 @@ def make_graph_module(analysis: Analysis) -> fx.GraphModule | None:
     return graph_module
 
 
-def lay_plan(
-    graph_module: fx.GraphModule,
-    segments: Sequence[Segment] = (),
-    inplace: Sequence[InplaceChange] = (),
-) -> fx.GraphModule:
-    """Lays changes of a plan over a copy of a graph, and notes them in ``meta["fxmem"]``."""
-    made = lay_changes(graph_module, segments, inplace)
-    for node in made.graph.nodes:
-        node.meta[META] = replace(
-            node.meta.get(META, NodeMemory()),
-            segments=tuple(code.name for code in node.meta.get(SEGMENTS, ())),
-            is_inplace=SEEN in node.meta,
-        )
-    return made
+def measure_nodes(analysis: Analysis, origins: Mapping[str, str]) -> dict[str, NodeMemory]:
+    """Sums the memory of an analysis's nodes over the nodes of a graph.
+
+    Args:
+        analysis: The analysis.
+        origins: By name of a node of the analysis, the node of the graph that it belongs to.
+
+    Returns:
+        By name of a node of the graph, its memory; without nodes that made nothing.
+    """
+    peak = analysis.peak
+    live_bytes = Counter[int | None]()
+    for storage in peak.live:
+        live_bytes[storage.node] += storage.nbytes
+    memory: dict[str, NodeMemory] = {}
+    for node in analysis.nodes:
+        if node.name in origins:
+            before = memory.get(origins[node.name], NodeMemory())
+            memory[origins[node.name]] = NodeMemory(
+                before.output_bytes + node.output_bytes,
+                before.saved_bytes + node.saved_bytes,
+                max(before.transient_bytes, node.transient_bytes),
+                before.live_at_peak_bytes + live_bytes[node.index],
+                before.is_peak or (peak.node is not None and peak.node.index == node.index),
+            )
+    return memory
 
 
 def _propagate_fakes(blueprint: Blueprint, graph: fx.Graph) -> None:
     """Runs the graph on fake tensors on the CPU, in the dtypes of the step."""
     on_cpu = replace(blueprint, options=replace(blueprint.options, target=CPU))
     dtype = blueprint.options.autocast_to
-    with isolate_analysis(), blueprint.fake_mode, on_cpu.make_step() as step:
+    with (
+        hold_process(),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        leave_autocast(),
+        silence_fake_kernels(),
+        blueprint.fake_mode,
+        on_cpu.make_step() as step,
+    ):
         inputs = [value for _, value in bind_arguments(step.model, step.args, step.kwargs)]
         propagation = FakeTensorProp(fx.GraphModule(step.model, graph), blueprint.fake_mode)
         with torch.autocast("cpu", dtype, enabled=dtype is not None):

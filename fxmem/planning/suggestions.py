@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from fxmem.graph import Node, is_installed
 from fxmem.planning.inplace.forms import COMMUTATIVE, FormKind, read_form
 from fxmem.planning.model.segments import iterate_segments
 from fxmem.planning.plan import DelPoint, InplaceChange, Plan, Segment
-from fxmem.report.tables import escape_controls
+from fxmem.report.blocks import Listing
 
 _CHECKPOINT = ast.parse("torch.utils.checkpoint.checkpoint", mode="eval").body
 _FUNCTIONAL = ("F", "nn.functional", "torch.nn.functional")
@@ -32,6 +34,17 @@ class Suggestion:
     end_line: int = 0
     is_added: bool = False  # the code follows that statement, as ``del`` does
     modules: str = ""  # for which the line is, where it runs for several
+
+    def __str__(self) -> str:
+        """Writes the line with where it goes.
+
+        >>> print(Suggestion("del y", "/home/me/net.py", 61, 62, True))
+        net.py:61  del y  # after line 62
+        """
+        place = f"{self.file.rpartition('/')[2]}:{self.line}" if self.file else "the model"
+        note = f"after line {self.end_line}" if self.is_added else ""
+        note = f"for {self.modules}" if self.modules else note
+        return f"{place}  {self.code}" + (f"  # {note}" if note else "")
 
 
 def suggest_code(
@@ -64,21 +77,13 @@ def suggest_code(
     return tuple(sorted(dict.fromkeys(found), key=lambda s: (s.file, s.line, s.is_added)))
 
 
-def render_suggestions(suggestions: Iterable[Suggestion]) -> str:
-    """Writes the lines of code with where they go; nothing where there are none.
-
-    >>> print(render_suggestions([Suggestion("del y", "/home/me/net.py", 61, 62, True)]), end="")
-    In your own code:
-      net.py:61  del y  # after line 62
-    """
-    text = ""
-    for each in suggestions:
-        place = f"{each.file.rpartition('/')[2]}:{each.line}" if each.file else "the model"
-        note = f"after line {each.end_line}" if each.is_added else ""
-        note = f"for {each.modules}" if each.modules else note
-        line = f"  {place}  {each.code}" + (f"  # {note}" if note else "")
-        text += f"{escape_controls(line)}\n"
-    return text and f"In your own code:\n{text}"
+def list_suggestions(plan: Plan, nodes: Sequence[Node]) -> Listing:
+    """Lists the lines of code of a plan with where they go, by the user's files as they are now."""
+    sources = {}
+    for path in {node.source.file for node in nodes if node.source is not None}:
+        with contextlib.suppress(OSError, UnicodeDecodeError):  # such as code that was typed
+            sources[path] = Path(path).read_text(encoding="utf-8")
+    return Listing("In your own code:", [*map(str, suggest_code(plan, nodes, sources))])
 
 
 def _suggest_checkpoints(
@@ -144,7 +149,7 @@ def _read_name(expression: ast.expr | ast.AST) -> str:
 
 
 def fold_names(fqns: Iterable[str]) -> str:
-    """Joins names of modules, those that differ in one number as one.
+    """Joins names of modules; names that differ in one number become one.
 
     >>> fold_names(["h.0", "h.1", "h.2"]), fold_names(["h.1.mlp", "h.5.mlp", "head"])
     ('h[0:3]', 'h[1, 5].mlp, head')

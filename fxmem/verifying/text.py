@@ -1,12 +1,13 @@
-"""A verification as plain text."""
+"""The blocks of the report on a verification."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from fxmem.analysis import Setup
-from fxmem.report.tables import Table, escape_controls, wrap
-from fxmem.report.text import write_subject
+from fxmem.report.blocks import Block, Heading, Paragraph
+from fxmem.report.tables import Bytes, Cell, Table
+from fxmem.report.text import write_count, write_subject
 from fxmem.units import format_bytes
 
 if TYPE_CHECKING:
@@ -16,9 +17,7 @@ _MOST = 10  # differences that are listed; the rest are counted
 _PLURALS = {"loss": "losses"}
 
 
-def list_verification_blocks(
-    verification: Verification, width: int | None = None
-) -> list[str | Table]:
+def list_verification_blocks(verification: Verification) -> list[Block]:
     """Lists the blocks of a verification's report."""
     step = ("model", "inputs", "mode", "device", "optimizer", "loss", "autocast")
     names = (*step, "mesh", "parallelize", "rank")
@@ -29,18 +28,18 @@ def list_verification_blocks(
         for kind, count in verification.compared.items()
     ]
     return [
-        f"{_write_headline(verification)}\n{subject}; seed {verification.seed}",
-        _write_differences(verification.differences, width),
-        wrap(f"Compared in each step: {', '.join(counts)}." if counts else "", width),
-        _write_figures(verification, width),
-        "\n".join(wrap(note, width) for note in verification.notes),
+        Heading(_write_headline(verification), [f"{subject}; seed {verification.seed}"]),
+        _list_differences(verification.differences),
+        Paragraph([f"Compared in each step: {', '.join(counts)}."] if counts else []),
+        _list_figures(verification),
+        Paragraph(verification.notes),
     ]
 
 
 def _write_headline(verification: Verification) -> str:
     if not verification.equal:
         return f"Different in {describe_difference(verification.differences[0])}"
-    steps = "1 step" if verification.steps == 1 else f"{verification.steps} steps"
+    steps = write_count(verification.steps, "step")
     before, after = verification.baseline.peak_bytes, verification.planned.peak_bytes
     text = f"Equal bit for bit in {steps}"
     if before is None or after is None:
@@ -71,7 +70,7 @@ def describe_difference(difference: Difference) -> str:
         text = f"{what} {values}"
     else:
         text = f"{what}: {difference.cause} {values}"
-    return escape_controls(f"step {difference.step}: {text}")
+    return f"step {difference.step}: {text}"
 
 
 def _name_element(difference: Difference) -> str:
@@ -79,31 +78,29 @@ def _name_element(difference: Difference) -> str:
     return f"{difference.name}[{index}]" if index else difference.name
 
 
-def _write_differences(differences: tuple[Difference, ...], width: int | None) -> str | Table:
+def _list_differences(differences: tuple[Difference, ...]) -> Table:
     headers = ["different", "name", "in", "model", "with the plan", "elements", "apart at most"]
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for each in differences[:_MOST]:
         apart = "" if each.max_difference is None else f"{each.max_difference:.3g}"
-        values = (each.baseline, each.planned, str(each.elements or ""), apart)
+        values = (each.baseline, each.planned, each.elements or "", apart)
         rows.append((each.kind.value, _name_element(each), each.cause, *values))
-    if not rows:
-        return ""
     more = len(differences) - len(rows)
     rest = f"... and {more} more" if more > 0 else ""
-    return Table(headers, rows, right=headers[-2:], names=headers[1:5], width=width, rest=rest)
+    return Table(headers, rows, right=headers[-2:], names=headers[1:5], rest=rest)
 
 
-def _write_figures(verification: Verification, width: int | None) -> Table:
-    def write(nbytes: int | None) -> str:
-        return "-" if nbytes is None else format_bytes(nbytes)
+def _list_figures(verification: Verification) -> Table:
+    def show(nbytes: int | None) -> Cell:
+        return "-" if nbytes is None else Bytes(nbytes)
 
     figures = (verification.baseline, verification.planned)
     times = ["-" if f.step_s is None else f"{1000 * f.step_s:.1f} ms" for f in figures]
-    rows = [("peak, measured", *(write(f.peak_bytes) for f in figures))]
+    rows: list[tuple[Cell, ...]] = [("peak, measured", *(show(f.peak_bytes) for f in figures))]
     if verification.promise is not None:
-        rows.append(("peak, promised", "", write(verification.promise.peak_bytes)))
-    rows.append(("peak, analyzed", *(write(f.predicted_peak_bytes) for f in figures)))
+        rows.append(("peak, promised", "", show(verification.promise.peak_bytes)))
+    rows.append(("peak, analyzed", *(show(f.predicted_peak_bytes) for f in figures)))
     rows.append(("time of a step", *times))
     names = ["model", "with the plan"]
     device = f"on the {'GPU' if verification.device == 'cuda' else 'CPU'}"
-    return Table([device, *names], rows, right=names, width=width)
+    return Table([device, *names], rows, right=names)

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from fxmem.analysis import Analysis
 from fxmem.errors import UsageError
 from fxmem.graph import Phase, Storage
 from fxmem.memory.holders import find_holder
 from fxmem.memory.labels import label_operator
+from fxmem.report.blocks import Block, Heading, Paragraph
 from fxmem.report.document import build_document
-from fxmem.report.tables import escape_controls, join_blocks, wrap
 from fxmem.report.text import write_headline, write_place, write_shape, write_subject
 from fxmem.units import format_bytes
+
+if TYPE_CHECKING:
+    from fxmem.analysis import Analysis
 
 _MOST = 5
 _INDENT = 12
 
 
-def render_explanation(analysis: Analysis, name: str, *, width: int | None = None) -> str:
-    """Writes why the storages of a name are alive at the peak.
+def explain_storage(analysis: Analysis, name: str) -> list[Block]:
+    """Lists why the storages of a name are alive at the peak.
 
     Args:
         analysis: The analysed step.
         name: A node, or a storage as the report prints it, shortened by ``...`` or not.
-        width: Columns of a line.
 
     Raises:
         UsageError: Nothing is called so.
@@ -46,18 +47,16 @@ def render_explanation(analysis: Analysis, name: str, *, width: int | None = Non
     alive = [s for s in found if s.born <= step and (s.died is None or s.died >= step)]
     held = format_bytes(sum(s.nbytes for s in alive)) if alive else "nothing"
     shown = sorted(alive or found, key=lambda storage: -storage.nbytes)
-    return join_blocks(
-        [
-            f"{escape_controls(name)} holds {held} at the peak\n"
-            f"{write_headline(build_document(analysis).headline)}\n"
-            f"{wrap(write_subject(analysis.setup), width)}",
-            *("\n".join(_write_rows(analysis, storage, width)) for storage in shown[:_MOST]),
-            f"... and {len(shown) - _MOST} more" if len(shown) > _MOST else "",
-        ]
-    )
+    headline = write_headline(build_document(analysis).headline)
+    more = [Paragraph([f"... and {len(shown) - _MOST} more"])] if len(shown) > _MOST else []
+    return [
+        Heading(f"{name} holds {held} at the peak", [headline, write_subject(analysis.setup)]),
+        *(_list_rows(analysis, storage) for storage in shown[:_MOST]),
+        *more,
+    ]
 
 
-def _write_rows(analysis: Analysis, storage: Storage, width: int | None) -> Iterator[str]:
+def _list_rows(analysis: Analysis, storage: Storage) -> Paragraph:
     graph, nodes = analysis.graph, analysis.nodes
 
     def locate(index: int) -> str:
@@ -86,5 +85,5 @@ def _write_rows(analysis: Analysis, storage: Storage, width: int | None) -> Iter
     if let_go is not None and storage.born >= 0:
         rows.append(("let go", f"by the code in {locate(let_go)}"))
     freed = "not within the step" if storage.died is None else f"after {locate(storage.died)}"
-    for key, text in (*rows, ("freed", freed)):
-        yield wrap(f"{key:{_INDENT}}{text}", width, indent=" " * _INDENT)
+    lines = [f"{key:{_INDENT}}{text}" for key, text in (*rows, ("freed", freed))]
+    return Paragraph(lines, indent=" " * _INDENT)
