@@ -100,7 +100,7 @@ def _find_scaling(edit: StepEdit, nodes: set[int]) -> set[int]:
 
 
 def _drop_copy(edit: StepEdit, product: Operation) -> None:
-    """Has a fused kernel write its result where the transposed copy of the product's would be."""
+    """Makes a fused kernel write its result in place of the product's transposed copy."""
     for storage in edit.made.get(product.index, ()):
         for reader in edit.readers.get(storage.index, ()):
             if reader.name == "aten.clone.default" and reader.node != product.node:

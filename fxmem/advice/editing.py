@@ -22,8 +22,8 @@ MATMULS = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.ba
 class StepEdit:
     """The storages and operations of an analysed step, to be changed.
 
-    Sizes are those of the allocator's blocks. With micro-batches the traced one counts, the last,
-    which is where the gradients of the others are there already.
+    Sizes are the allocator's blocks. Of several micro-batches the last counts, which is traced:
+    there the gradients of the others exist already.
     """
 
     def __init__(self, analysis: Analysis) -> None:
@@ -37,7 +37,7 @@ class StepEdit:
         self.storages[index] = replace(self.storages[index], **fields)
 
     def keep(self, index: int, until: int) -> None:
-        """Has a storage live at least until an operation."""
+        """Makes a storage live at least until an operation."""
         died = self.storages[index].died
         if died is not None and died < until:
             self.change(index, died=until)
@@ -48,7 +48,7 @@ class StepEdit:
         self.storages.append(Storage(len(self.storages), *values))
 
     def clear_workspace(self, index: int) -> None:
-        """Has an operation take no memory beside its results."""
+        """Makes an operation take no memory beside its results."""
         self.operations[index] = replace(self.operations[index], workspace_bytes=0, blocks=())
 
     def measure_peak(self) -> int:
@@ -148,7 +148,7 @@ class StepEdit:
         keeps_inputs: bool = True,
         keeps_results: bool = True,
     ) -> None:
-        """Has nodes run as one kernel, in forward as in backward.
+        """Makes nodes run as one kernel, in forward as in backward.
 
         Storages that are made and used inside are gone; so many bytes of statistics are kept for
         backward, with inputs and results or one of them. Gradients are allocated as it begins.
@@ -183,7 +183,7 @@ class StepEdit:
 
 
 def reads_parameter(edit: StepEdit, operation: Operation) -> bool:
-    """Tells whether an operation reads a parameter, or a cast of one."""
+    """Returns whether an operation reads a parameter, or the cast of a parameter."""
     for storage in (edit.graph.storages[index] for index in operation.reads):
         maker = edit.find_maker(storage)
         origins = maker.reads if maker and maker.name == CAST else (storage.index,)

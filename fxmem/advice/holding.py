@@ -128,7 +128,7 @@ def find_gradients(analysis: Analysis) -> Iterator[Finding]:
 
 
 def _are_needed_together(graph: MemoryGraph, gradients: Sequence[Storage]) -> bool:
-    """Tells whether gradients are kept from step to step, accumulated, clipped or unscaled."""
+    """Returns whether gradients are kept across steps, accumulated, clipped or unscaled."""
     indices = {storage.index for storage in gradients}
     first = next((o.index for o in graph.operations if o.phase is Phase.BACKWARD), 0)
     return (

@@ -59,7 +59,7 @@ def find_offloads(analysis: Analysis) -> Iterator[Finding]:
 def _can_offload(
     edit: StepEdit, storage: Storage, saves: Iterable[Save], uses: Iterable[Operation]
 ) -> bool:
-    """Tells whether it is an activation of forward that autograd alone holds in backward."""
+    """Returns whether autograd alone holds an activation of forward in backward."""
     maker = edit.find_maker(storage)
     if storage.category is not Category.ACTIVATION or storage.died is None or maker is None:
         return False

@@ -75,7 +75,7 @@ def find_upcasts(analysis: Analysis) -> Iterator[Finding]:
 def _find_region(edit: StepEdit, cast: Node, users: dict[int, list[Node]]) -> set[int]:
     """Finds the nodes from a cast to the casts back, and a product with a weight after these.
 
-    Empty where they are many, as those of a loss are, or do a product of matrices.
+    Empty where they are many, as in a loss, or multiply matrices.
     """
     region, waiting, ends = {cast.index}, [cast], list[Node]()
     while waiting:
