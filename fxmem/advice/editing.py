@@ -10,7 +10,8 @@ from operator import attrgetter
 from typing import Any
 
 from fxmem.analysis import Analysis
-from fxmem.graph import RESIDENT, Category, Operation, Phase, Storage
+from fxmem.finding import Finding
+from fxmem.graph import RESIDENT, Category, Operation, Phase, SourceLocation, Storage
 from fxmem.memory.timeline import build_timeline
 
 FORWARD = (Phase.FORWARD, Phase.LOSS)
@@ -27,7 +28,7 @@ class StepEdit:
     """
 
     def __init__(self, analysis: Analysis) -> None:
-        self.graph = analysis.allocated_graph
+        self.graph, self._peak_bytes = analysis.allocated_graph, analysis.peak_bytes
         self.nodes = self.graph.nodes
         self.storages = [*self.graph.storages]
         self.operations = [*self.graph.operations]
@@ -58,6 +59,14 @@ class StepEdit:
             self.graph, storages=tuple(self.storages), operations=tuple(self.operations)
         )
         return max(build_timeline(changed).profile()[min(traced, default=0) :])
+
+    def make_finding(
+        self, code: str, change: str, option: str, cost: str, source: SourceLocation | None = None
+    ) -> Finding:
+        """Makes the finding whose effect is that of all changes."""
+        peak_bytes = self.measure_peak()
+        saving_bytes = self._peak_bytes - peak_bytes
+        return Finding(code, change, option, peak_bytes, saving_bytes, cost, source)
 
     # -- questions to the step as it was recorded --------------------------------------------------
 

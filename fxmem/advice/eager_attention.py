@@ -74,14 +74,11 @@ def find_attention(analysis: Analysis) -> Iterator[Finding]:
                     edit.clear_workspace(operation.index)
     if not reasons:
         return
-    peak_bytes = edit.measure_peak()
     ((reason, _),) = reasons.most_common(1)
-    yield Finding(
+    yield edit.make_finding(
         code="FX103",
         change=f"Let a fused kernel compute attention, whose scores are kept because {reason}",
         option=next((cure for part, cure in _CURES.items() if part in reason), _OTHER),
-        peak_bytes=peak_bytes,
-        saving_bytes=analysis.peak_bytes - peak_bytes,
         cost="None in time: it is faster; the last digits differ.",
         source=sources[reason],
     )
