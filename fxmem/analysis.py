@@ -26,7 +26,7 @@ from fxmem.memory.allocation import (
 from fxmem.memory.allocator import AllocatorSettings
 from fxmem.memory.labels import label_storages
 from fxmem.memory.liveness import MemoryProfile, Peak, build_profile
-from fxmem.memory.modules import Module, build_modules
+from fxmem.memory.module_tree import Module, build_modules
 from fxmem.memory.timeline import Timeline, build_timeline
 from fxmem.report.blocks import Block
 from fxmem.report.document import build_document

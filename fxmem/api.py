@@ -455,7 +455,7 @@ def plan(
     given = {**locals(), "strategy": _load_strategy(strategy)}
     find_plan: Callable[..., Plan]
     if isinstance(analysis, Analysis) and analysis.setup.mesh is not None:
-        from fxmem.applying.ranks import plan_rank as find_plan
+        from fxmem.applying.rank_plans import plan_rank as find_plan
     else:
         from fxmem.planning.planner import plan as find_plan
 
@@ -491,7 +491,7 @@ def pareto(
     given = {**locals(), "strategy": _load_strategy(strategy)}
     list_front: Callable[..., Front]
     if isinstance(analysis, Analysis) and analysis.setup.mesh is not None:
-        from fxmem.applying.ranks import list_front
+        from fxmem.applying.rank_plans import list_front
     else:
         from fxmem.planning.planner import pareto as list_front
 
@@ -768,7 +768,7 @@ def verify(
     (True, 3, 2)
     """
     given = locals()
-    from fxmem.verifying.verify import verify as verify_models
+    from fxmem.verifying.proof import verify as verify_models
 
     return verify_models(**given)
 

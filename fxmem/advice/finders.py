@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from importlib.resources import files
 
-from fxmem.advice.attention import find_attention
+from fxmem.advice.eager_attention import find_attention
 from fxmem.advice.holding import find_cache, find_gradients, find_held_outputs
 from fxmem.advice.upcasts import find_upcasts
 from fxmem.advice.vocabulary import find_logits

@@ -13,8 +13,8 @@ from fxmem.analysis import Analysis
 from fxmem.analyzing import analyze_model
 from fxmem.applying.codegen import lay_over_graph
 from fxmem.applying.module import PlannedModule
-from fxmem.applying.modules import find_original, wrap_modules
-from fxmem.applying.sizes import find_size_ranges
+from fxmem.applying.module_plans import find_original, wrap_modules
+from fxmem.applying.size_ranges import find_size_ranges
 from fxmem.errors import UsageError
 from fxmem.planning.plan import MODULES, InplaceChange, Plan, Segment, strip_plan
 from fxmem.tracing.conditions import read_autocast_on

@@ -94,7 +94,7 @@ def run_verify(arguments: argparse.Namespace) -> int:
     for name, level in _QUIET.items():
         os.environ.setdefault(name, level)
     with show_progress(f"verifying {arguments.target}"), run_user_code(arguments.target):
-        from fxmem.verifying.verify import verify_target
+        from fxmem.verifying.proof import verify_target
 
         verification = verify_target(arguments.target, plan, args, kwargs, **options)
     write_result(verification, kind, arguments.output)

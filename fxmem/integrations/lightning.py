@@ -11,7 +11,7 @@ import lightning
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import nn
 
-from fxmem.applying.modules import run_segments
+from fxmem.applying.module_plans import run_segments
 from fxmem.integrations.first_step import FirstStep, describe_optimizer
 from fxmem.loop import Loop
 from fxmem.planning.plan import MODULES

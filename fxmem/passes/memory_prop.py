@@ -58,7 +58,7 @@ class MemoryProp:
 
 
 class _Interpreted(nn.Module):
-    """A graph module run node by node, which tells of each call the node that makes it."""
+    """A graph module run node by node, which names the node of each call."""
 
     def __init__(self, graph_module: fx.GraphModule) -> None:
         super().__init__()

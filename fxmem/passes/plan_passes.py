@@ -8,13 +8,19 @@ from dataclasses import replace
 from torch import fx
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from fxmem.applying.codegen import SEEN, SEGMENTS, lay_changes
+from fxmem.applying.codegen import SEEN, SEGMENTS, lay_over_graph
 from fxmem.planning.plan import InplaceChange, Plan, Segment
 from fxmem.recording.annotation import META, NodeMemory
 
 
-class CheckpointPass(PassBase):
-    """Has backward compute the segments of a plan again.
+class _PlanPass(PassBase):
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self._plan = plan
+
+
+class CheckpointPass(_PlanPass):
+    """Makes backward compute the segments of a plan again.
 
     The pass lays segments over ``analysis.graph_module``, or over what another pass made of it, and
     guards nothing: :func:`fxmem.apply` has the guards.
@@ -35,18 +41,14 @@ class CheckpointPass(PassBase):
     True
     """
 
-    def __init__(self, plan: Plan) -> None:
-        super().__init__()
-        self._plan = plan
-
     def call(self, graph_module: fx.GraphModule) -> PassResult:
         """Lays the segments over a copy of the graph."""
         made = _lay_plan(graph_module, segments=self._plan.segments)
         return PassResult(made, bool(self._plan.segments))
 
 
-class InplacePass(PassBase):
-    """Has operations overwrite what a plan says that nobody needs any more.
+class InplacePass(_PlanPass):
+    """Makes operations overwrite what a plan says that nobody needs any more.
 
     The pass changes ``analysis.graph_module``, or what another pass made of it, for calls with the
     dtypes of the analysis.
@@ -63,10 +65,6 @@ class InplacePass(PassBase):
     (True, True)
     """
 
-    def __init__(self, plan: Plan) -> None:
-        super().__init__()
-        self._plan = plan
-
     def call(self, graph_module: fx.GraphModule) -> PassResult:
         """Lays the changes over a copy of the graph."""
         inplace = self._plan.applied_inplace
@@ -79,7 +77,8 @@ def _lay_plan(
     inplace: Sequence[InplaceChange] = (),
 ) -> fx.GraphModule:
     """Lays changes of a plan over a copy of a graph, and notes them in ``meta["fxmem"]``."""
-    made = lay_changes(graph_module, segments, inplace)
+    graph = lay_over_graph(graph_module.graph, graph_module, segments, inplace)
+    made = fx.GraphModule(graph_module, graph, class_name=type(graph_module).__name__)
     for node in made.graph.nodes:
         node.meta[META] = replace(
             node.meta.get(META, NodeMemory()),

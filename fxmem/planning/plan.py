@@ -40,7 +40,7 @@ class Segment:
         recompute_s: Seconds that it adds: by the roofline, and for running again at all.
         recompute_flops: FLOPs of the recomputation.
         random: Whether it may draw random numbers, whose generator's state is then kept.
-        runs_whole: Whether backward runs all of it again, and not only up to the last save.
+        runs_whole: Whether backward runs the whole segment again, not only up to the last save.
         norms: Modules of its batch normalisations, which the recomputation must not update.
         states: Names of other buffers that it changes, such as the vectors of spectral
             normalisation: the recomputation must begin with their former values.
@@ -114,7 +114,7 @@ class LimitKind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A node, or a module, that plans cannot use as they use others.
+    """A node or module that plans must not recompute, or not start at.
 
     Attributes:
         node: Its name.
@@ -140,8 +140,8 @@ class Plan(Result):
         baseline_peak_bytes: The peak without the plan.
         peak_bytes: The peak with the plan.
         reserved_bytes: The caching allocator's share of the device then; the peak on the CPU.
-        overhead: Added seconds, over those of the step by the roofline of the target.
-        overhead_flops: Added FLOPs, over those of the step.
+        overhead: Added time, as a share of the step's by the roofline of the target.
+        overhead_flops: Added FLOPs, as a share of the step's.
         segments: The nodes that are recomputed.
         inplace: Operations that can run in place: under :func:`fxmem.apply` in inference, as part
             of ``peak_bytes``; in training, changes to the user's own code.
@@ -157,8 +157,8 @@ class Plan(Result):
             segment is all of a module's call, and its ``fqn`` says whose.
         size_hint: What was assumed of sizes that depend on data; None for nothing.
         fx_graph: The ``torch.fx.Graph`` of the model, where the plan was made in this process.
-        analysis: The analysis that it was made from, likewise; of one rank of many processes, the
-            analysis of the step with the plan.
+        analysis: The analysis that the plan was made from, if in this process; of one rank of many
+            processes, the analysis of the step with the plan.
     """
 
     fingerprint: str
@@ -344,7 +344,7 @@ def _read(part: type[_Part], entry: Mapping[str, Any]) -> _Part:
 def fingerprint_graph(graph: MemoryGraph) -> str:
     """Digests the nodes of a model (the first half) and their shapes (the second).
 
-    The loss is no part of it, nor are dtypes, which autocast decides.
+    The loss does not count, nor do dtypes, which autocast decides.
     """
     nodes = [node for node in graph.nodes if node.phase is Phase.FORWARD]
     described = [(node.name, node.target, node.inputs) for node in nodes]

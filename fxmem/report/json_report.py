@@ -23,7 +23,7 @@ from fxmem.graph import (
     Storage,
 )
 from fxmem.loop import Loop
-from fxmem.memory.modules import SUMS
+from fxmem.memory.module_tree import SUMS
 
 if TYPE_CHECKING:
     from fxmem.analysis import Analysis

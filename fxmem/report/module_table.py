@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby
 
-from fxmem.memory.modules import SUMS, Module
+from fxmem.memory.module_tree import SUMS, Module
 from fxmem.report.tables import Bytes, Flops, Table
 from fxmem.report.text import write_shape
 

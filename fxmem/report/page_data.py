@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fxmem.graph import Category, Storage
 from fxmem.memory.labels import label_operator
-from fxmem.memory.modules import Module
+from fxmem.memory.module_tree import Module
 from fxmem.report.categories import STYLES
 from fxmem.report.document import Document, NodeRow
 from fxmem.report.tables import escape_controls

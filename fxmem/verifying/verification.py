@@ -145,7 +145,7 @@ class Verification(Result):
 
     @property
     def keeps_promise(self) -> bool:
-        """Tells whether the plan's promise is kept, as far as there is one."""
+        """Returns whether the plan's promise is kept; True without a promise."""
         return self.promise is None or self.promise.is_kept
 
     def list_blocks(self) -> list[Block]:

@@ -16,7 +16,7 @@ import fxmem
 from fxmem.applying import overwriting
 from fxmem.applying.applying import build_module
 from fxmem.memory.timeline import build_timeline
-from fxmem.planning.inplace.overwriting import apply_inplace, find_inplace
+from fxmem.planning.inplace.inplace_changes import apply_inplace, find_inplace
 from fxmem.planning.model.index import build_index
 from fxmem.planning.outcome import measure_plan
 from fxmem.planning.plan import Plan

@@ -21,9 +21,9 @@ from fxmem.applying.applying import build_module
 from fxmem.memory.timeline import build_timeline
 from fxmem.planning.model.index import StepIndex, build_index
 from fxmem.planning.model.limits import find_limits
-from fxmem.planning.model.segments import SegmentRange, iterate_segments
+from fxmem.planning.model.segment_ranges import SegmentRange, iterate_segments
 from fxmem.planning.model.simulate import simulate_segments
-from fxmem.planning.step import describe_segments
+from fxmem.planning.prepared_step import describe_segments
 
 STEPS = 3
 pytestmark = pytest.mark.filterwarnings("ignore")  # what programs do is theirs

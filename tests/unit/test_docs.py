@@ -30,7 +30,7 @@ from fxmem.graph import Category, Phase
 from fxmem.kernels.cuda.gpu import Gpu, use_gpu
 from fxmem.kernels.cuda.linear import cublas_workspace_bytes
 from fxmem.memory.liveness import Peak
-from fxmem.memory.modules import Module
+from fxmem.memory.module_tree import Module
 from fxmem.pipelines.pipeline import Pipeline, RankMemory, StageMemory
 from fxmem.planning.plan import Plan, Segment
 from fxmem.recording.losses import LOSSES

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fxmem
 from benchmarks.cases import import_torchvision
-from fxmem.advice.attention import find_attention
+from fxmem.advice.eager_attention import find_attention
 from fxmem.advice.holding import find_cache, find_gradients, find_held_outputs
 from fxmem.advice.offloading import find_offloads
 from fxmem.advice.upcasts import find_upcasts

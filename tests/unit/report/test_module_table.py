@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from fxmem.memory.modules import Module
+from fxmem.memory.module_tree import Module
 from fxmem.report.module_table import list_modules
 
 

@@ -1,7 +1,7 @@
 """Input sizes that a graph does not depend on, found by tracing the model with others.
 
-The sizes of a traced graph are nodes of it, but what Python code decides by them is not: the arm of
-an ``if``, the turns of a loop, a number that ``math.sqrt`` made of one.
+The sizes of a traced graph are nodes, but decisions of Python code are not: the arm of an ``if``,
+the turns of a loop, a number that ``math.sqrt`` made of a size.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CHANNELS = 4
 """Dimensions up to this size are rarely free, and are tried by themselves."""
 _SAME, _OTHER, _FAILS = "same", "other", "fails"
 
-Place = tuple[str, int, int]
+InputDimension = tuple[str, int, int]
 """A dimension of an input: the argument's name, which of its tensors, and which dimension."""
 _Dim = tuple[int, int]
 """The positions of a distinct tensor among the inputs, and of a dimension in it."""
@@ -43,7 +43,7 @@ class SizeRange:
     A decision such as ``x.shape[0] > 4`` that falls alike at both ends falls alike between them.
     """
 
-    places: tuple[Place, ...]  # the dimensions
+    places: tuple[InputDimension, ...]  # the dimensions
     low: int  # the smallest size
     high: int  # the largest size
     step: int = 1  # the number that divides the size
@@ -87,7 +87,7 @@ class _Trials:
         self._positions = {key: at for at, key in enumerate(found)}
 
     def find(self) -> Iterator[SizeRange]:
-        """Finds the ranges: of all large dimensions at once, or of those of each size."""
+        """Finds the ranges: of all large dimensions at once, or size by size."""
         parts: dict[tuple[int, int], list[_Dim]] = defaultdict(list)
         for at, spec in enumerate(self._specs):
             for dim, size in enumerate(spec.shape):
@@ -105,7 +105,7 @@ class _Trials:
             largest = next(fitting, 0)
             if largest and self._try({d: largest for dims, _ in found for d in dims}) == _OTHER:
                 return
-        places: dict[_Dim, list[Place]] = defaultdict(list)
+        places: dict[_Dim, list[InputDimension]] = defaultdict(list)
         indexed = tree_unflatten([*range(len(self._leaves))], self._structure)
         for name, value in bind_arguments(self._model, *indexed):
             leaves = [self._leaves[at] for at in tree_leaves(value)]
@@ -146,7 +146,7 @@ class _Trials:
         return found
 
     def _lower(self, found: list[_Found]) -> tuple[list[_Found], bool]:
-        """Extends ranges downwards; tells also whether all were tried with one size."""
+        """Extends ranges downwards; returns also whether all were tried with one size."""
         for size in (1, 2):
             lowered = [(dims, each.lower(size)) for dims, each in found]
             if self._try({dim: r.low for dims, r in lowered for dim in dims}) == _SAME:
@@ -164,7 +164,7 @@ class _Trials:
         return result, are_equal
 
     def _try(self, sizes: Mapping[_Dim, int]) -> str:
-        """Tells whether the graph is the same with some other sizes."""
+        """Returns whether the graph is the same with some other sizes."""
         if not self._left:
             return _OTHER
         self._left -= 1

@@ -31,7 +31,7 @@ class SegmentRange:
     children: tuple[SegmentRange, ...] = ()
 
     def __contains__(self, node: int | None) -> bool:
-        """Tells whether a node lies in the segment, by its index."""
+        """Returns whether a node lies in the segment, by its index."""
         return node is not None and self.start <= node < self.stop
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -21,12 +20,10 @@ from fxmem.applying.applying import apply
 from fxmem.errors import FxmemError, UsageError
 from fxmem.loading.inputs import check_inputs, check_model, gather_inputs
 from fxmem.loading.target import load_target, prepare_targets
-from fxmem.parallelism.layout import ParallelizeChoice, resolve_layout
+from fxmem.parallelism.layout import Layout, ParallelizeChoice, resolve_layout
 from fxmem.planning.outcome import measure_plan
 from fxmem.planning.plan import Plan, fingerprint_graph
 from fxmem.recording.options import (
-    LossChoice,
-    OptimizerChoice,
     check_choices,
     check_mode,
     name_choice,
@@ -35,9 +32,11 @@ from fxmem.specs import TensorSpec, parse_dtype, strip_torch
 from fxmem.tracing.fakes import describe_inputs, read_leaf
 from fxmem.units import format_bytes
 from fxmem.verifying.comparing import compare_records
-from fxmem.verifying.ranks import compare_ranks
+from fxmem.verifying.rank_processes import compare_ranks
 from fxmem.verifying.running import (
     ComparedSteps,
+    Inputs,
+    Runner,
     StepTask,
     compare_steps,
     keep_state,
@@ -60,54 +59,34 @@ def verify(
     mode: str = "train",
     steps: int = 3,
     seed: int = 0,
-    optimizer: OptimizerChoice = None,
-    loss: LossChoice = None,
-    autocast: str | torch.dtype | None = None,
     mesh: Mapping[str, int] | None = None,
     parallelize: ParallelizeChoice = None,
     target: str | None = None,
+    **step: Any,
 ) -> Verification:
     """Compares real steps of two models: :func:`fxmem.verify`, whose arguments these are."""
     check_mode(mode)
     for name, value, least in (("steps", steps, 1), ("seed", seed, 0)):
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
             raise UsageError(f"{name} must be an integer of {least} or more, got {value!r}")
-    cast_to, layout = _parse_autocast(autocast), resolve_layout(mesh, parallelize, 0)
-    check_model(model)
-    check_model(planned)
-    _check_names(model, planned)
-    tensor = next(itertools.chain(model.parameters(), model.buffers()), None)
-    device = torch.device("cpu") if tensor is None else tensor.device
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"the model is on {device.type}", hint="move it to cuda or the CPU")
-    if layout is not None and device.type != "cpu":
-        raise UsageError("the ranks of a mesh are verified on the CPU", hint="model.cpu()")
+    loss, optimizer = step.get("loss"), step.get("optimizer")
+    cast_to, layout = _parse_autocast(step.get("autocast")), resolve_layout(mesh, parallelize, 0)
+    device = _check_models(model, planned, layout)
     given = make_inputs(*gather_inputs(args, kwargs), device, seed)
     check_inputs(model, *given)
-    plan = getattr(planned, "plan", None)
-    options: dict[str, Any] = {
-        "mode": mode,
-        "optimizer": optimizer,
-        "loss": loss,
-        "autocast": autocast,
-        "size_hint": plan.size_hint if isinstance(plan, Plan) else None,
-    }
-    task = StepTask(
-        (model, planned), given, loss, optimizer, device, cast_to, mode == "train", steps, seed
-    )
+    task = StepTask(given, loss, optimizer, device, cast_to, mode == "train", steps, seed)
     if layout is None:
-        found = _compare_here(task)
+        found, rank = _compare_here(task, model, planned), 0
     else:
-        found, rank = compare_ranks(task, layout, (target, parallelize, loss, optimizer))
+        targets = (target, parallelize, loss, optimizer)
+        found, rank = compare_ranks(task, (model, planned), layout, targets)
+    plan = getattr(planned, "plan", None)
+    size_hint = plan.size_hint if isinstance(plan, Plan) else None
+    options = {**step, "mode": mode, "size_hint": size_hint}
+    if layout is not None:
         options |= {"mesh": mesh, "parallelize": parallelize, "rank": rank}
     notes = [*found.notes]
-    analyses: list[Analysis | None] = []
-    for each in (model, planned):
-        try:
-            analyses.append(analyze_model(each, *given, device=device.type, **options))
-        except FxmemError as error:
-            analyses.append(None)
-            notes.append(f"No peak is predicted: {error.cause}.")
+    analyses = [_predict(each, given, device, options, notes) for each in (model, planned)]
     baseline, with_plan = (
         StepFigures(
             peak,
@@ -136,39 +115,53 @@ def verify(
         promise=promise,
         mesh=None if layout is None else dict(layout.mesh),
         parallelize=name_choice(parallelize),
-        rank=options.get("rank", 0),
+        rank=rank,
     )
 
 
-def _compare_here(task: StepTask) -> ComparedSteps:
+def _predict(
+    model: nn.Module,
+    given: Inputs,
+    device: torch.device,
+    options: Mapping[str, Any],
+    notes: list[str],
+) -> Analysis | None:
+    """Analyses the step of a model; None where it is refused, which a note then says."""
+    try:
+        return analyze_model(model, *given, device=device.type, **options)
+    except FxmemError as error:
+        notes.append(f"No peak is predicted: {error.cause}.")
+        return None
+
+
+def _compare_here(task: StepTask, model: nn.Module, planned: nn.Module) -> ComparedSteps:
     """Compares the steps of two models in this process, and measures their peaks."""
-    notes = []
+    notes: list[str] = []
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
         prepare_targets(task.loss, task.optimizer),
     ):
-        ours, theirs = task.make_runners(*task.models)
-        with keep_state(*task.models):
-            record, times, differences = compare_steps(ours, theirs, task.steps, task.seed)
-        is_run = all(difference.kind is not Kind.ERROR for difference in differences)
+        ours, theirs = Runner(task, model), Runner(task, planned)
+        with keep_state(model, planned):
+            found = compare_steps(ours, theirs)
+        record = ours.record
+        is_run = all(difference.kind is not Kind.ERROR for difference in found.differences)
         peaks = []
         for runner in (ours, theirs):
-            with keep_state(*task.models):  # neither holds what the other's steps left
-                peaks.append(runner.measure(task.seed) if runner is ours or is_run else None)
-        if differences and is_run:
-            with keep_state(ours.model):
+            with keep_state(model, planned):  # neither holds what the other's steps left
+                peaks.append(runner.measure() if runner is ours or is_run else None)
+        if found.differences and is_run:
+            with keep_state(model):
                 ours.prepare()
-                seed_random_numbers(task.seed)
-                for _ in times[0]:
-                    again, _ = ours.run()
-            for own in compare_records(len(times[0]), record, again)[:1]:
-                notes.append(
-                    "The model is not deterministic: run again from the same state, it differs"
-                    f" from itself ({own.kind.value} {own.name})."
-                )
-    compared = Counter(kind.value for kind, _ in record)
-    return ComparedSteps(compared, times, differences, (peaks[0], peaks[1]), tuple(notes))
+                for _ in found.times[0]:
+                    ours.run()
+            notes += (
+                "The model is not deterministic: run again from the same state, it differs"
+                f" from itself ({own.kind.value} {own.name})."
+                for own in compare_records(len(found.times[0]), record, ours.record)[:1]
+            )
+    return replace(found, peaks=(peaks[0], peaks[1]), notes=tuple(notes))
 
 
 def verify_target(
@@ -227,7 +220,10 @@ def _parse_autocast(autocast: object) -> torch.dtype | None:
     return torch.bfloat16
 
 
-def _check_names(model: nn.Module, planned: nn.Module) -> None:
+def _check_models(model: nn.Module, planned: nn.Module, layout: Layout | None) -> torch.device:
+    """Checks that two models can be compared; returns the device that they are on."""
+    check_model(model)
+    check_model(planned)
     for kind in ("parameters", "buffers"):
         ours, theirs = (dict(getattr(m, f"named_{kind}")()) for m in (model, planned))
         odd = sorted(ours.keys() ^ theirs.keys())
@@ -247,6 +243,13 @@ def _check_names(model: nn.Module, planned: nn.Module) -> None:
                     f"{_AMONG} {kind}: {name!r} has another shape or dtype",
                     hint="give both the same",
                 )
+    tensor = next(itertools.chain(model.parameters(), model.buffers()), None)
+    device = torch.device("cpu") if tensor is None else tensor.device
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"the model is on {device.type}", hint="move it to cuda or the CPU")
+    if layout is not None and device.type != "cpu":
+        raise UsageError("the ranks of a mesh are verified on the CPU", hint="model.cpu()")
+    return device
 
 
 def _find_promise(

@@ -1,9 +1,9 @@
 """Plans for one rank of many processes: sought in one process, recorded on the rank.
 
-The peak of a rank depends on when wrappers gather, reduce and free: no simulation of a plan says
-that. So the modules to recompute are sought in the same step in one process, where parameters,
-gradients and the optimizer, which processes share, take nothing. Each plan that comes into
-question is applied to the model, laid out on the mesh, and recorded.
+A rank's peak depends on when wrappers gather, reduce and free; simulated plans cannot know that.
+So the modules to recompute are sought in the same step in one process, where parameters, gradients
+and the optimizer, which processes share, take nothing. Each candidate plan is applied to the model,
+laid out on the mesh, and recorded.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from fxmem.errors import FxmemError, InfeasibleError, UsageError
 from fxmem.graph import Category
 from fxmem.parallelism.checkpointing import checkpoint_blocks, find_blocks
 from fxmem.parallelism.wrapping import parallelize_model
-from fxmem.planning.model.segments import iterate_segments
+from fxmem.planning.model.segment_ranges import iterate_segments
 from fxmem.planning.plan import MODULES, CheckpointPrice, Front, Plan
-from fxmem.planning.planner import PlanLimit, pareto, plan_modules, resolve_limit
-from fxmem.planning.step import check_analysis, price_change
+from fxmem.planning.planner import pareto, plan_modules, resolve_limit
+from fxmem.planning.prepared_step import check_analysis, price_change
+from fxmem.planning.strategies.problem import Goal
 from fxmem.recording.options import load_choice
 from fxmem.units import format_bytes
 
@@ -141,13 +142,13 @@ def plan_rank(
     return choose_plan(plans, limit)
 
 
-def choose_plan(plans: RankPlans, limit: PlanLimit | None = None) -> Plan:
+def choose_plan(plans: RankPlans, limit: Goal | None = None) -> Plan:
     """Records plans until the one that keeps a limit is found, by default the target GPU's memory.
 
     Raises:
         InfeasibleError: None does.
     """
-    is_share = limit is not None and limit.budget_bytes is None
+    is_share = limit is not None and limit.overhead is not None
 
     def price(plan: Plan) -> float:
         return plan.overhead_flops if limit and limit.by_flops else plan.overhead
@@ -155,9 +156,9 @@ def choose_plan(plans: RankPlans, limit: PlanLimit | None = None) -> Plan:
     def keeps(plan: Plan) -> bool:
         if limit is None:
             return plan.analysis is not None and plan.analysis.exhaustion is None
-        if limit.budget_bytes is None:
-            return price(plan) <= limit.most
-        return plan.peak_bytes <= limit.budget_bytes
+        if limit.overhead is not None:
+            return price(plan) <= limit.overhead
+        return plan.peak_bytes <= (limit.budget_bytes or 0)
 
     # Leaner plans keep a budget, cheaper ones a share.
     bisect_left(plans.front, True, key=lambda plan: keeps(plans.record(plan)) != is_share)
@@ -184,7 +185,7 @@ def list_front(
 
 
 def record_front(plans: RankPlans, by_flops: bool = False) -> Front:
-    """Records all plans, and lists those that no other beats, cheapest first."""
+    """Records all plans, and lists the ones that no other beats, cheapest first."""
     for plan in (*plans.front, *plans.ways.values()):
         plans.record(plan)
     front: list[Plan] = []

@@ -74,14 +74,11 @@ def find_attention(analysis: Analysis) -> Iterator[Finding]:
                     edit.clear_workspace(operation.index)
     if not reasons:
         return
-    peak_bytes = edit.measure_peak()
     ((reason, _),) = reasons.most_common(1)
-    yield Finding(
+    yield edit.make_finding(
         code="FX103",
         change=f"Let a fused kernel compute attention, whose scores are kept because {reason}",
         option=next((cure for part, cure in _CURES.items() if part in reason), _OTHER),
-        peak_bytes=peak_bytes,
-        saving_bytes=analysis.peak_bytes - peak_bytes,
         cost="None in time: it is faster; the last digits differ.",
         source=sources[reason],
     )
@@ -100,7 +97,7 @@ def _find_scaling(edit: StepEdit, nodes: set[int]) -> set[int]:
 
 
 def _drop_copy(edit: StepEdit, product: Operation) -> None:
-    """Has a fused kernel write its result where the transposed copy of the product's would be."""
+    """Makes a fused kernel write its result in place of the product's transposed copy."""
     for storage in edit.made.get(product.index, ()):
         for reader in edit.readers.get(storage.index, ()):
             if reader.name == "aten.clone.default" and reader.node != product.node:

@@ -58,7 +58,7 @@ SUMS = (
     *("parameters", "parameter_bytes", "forward_flops", "backward_flops"),
     *("output_bytes", "saved_bytes", "live_bytes"),
 )
-"""Fields of a :class:`Module` that include those of its children."""
+"""Fields of a :class:`Module` that include its children."""
 
 
 @dataclass(slots=True)

@@ -17,13 +17,13 @@ from torch import nn
 
 from fxmem.applying.runtime import checkpoint
 from fxmem.errors import UsageError
-from fxmem.planning.model.segments import iterate_segments
+from fxmem.planning.model.segment_ranges import iterate_segments
 from fxmem.planning.plan import Plan, Segment
 
 
 @dataclass(slots=True)
 class _Choice:
-    """A module that is recomputed, and what is known of all its calls."""
+    """A module that is recomputed, with the facts of all its calls."""
 
     norms: tuple[str, ...] = ()  # names of its batch normalisations
     # other tensors that it changes: names of modules and of their tensors
@@ -50,9 +50,7 @@ class _Planned:
             return model.__call__(*args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        made_of = type(self._fxmem_original), self._fxmem_choices, self._fxmem_plan
-        state: Any = self
-        return _remake, made_of, state.__getstate__()
+        return _make_planned, (self._fxmem_original, self._fxmem_choices, self._fxmem_plan)
 
 
 def wrap_modules(
@@ -75,17 +73,11 @@ def wrap_modules(
 
 def find_original(model: nn.Module) -> nn.Module | None:
     """Finds the model that a plan of modules was applied to; None where none was."""
-    if not isinstance(model, _Planned):
-        return None
-    original = model._fxmem_original
-    if vars(original) is not vars(model):  # of what this one is a copy of
-        original = object.__new__(type(original))
-        object.__setattr__(original, "__dict__", vars(model))
-    return original
+    return model._fxmem_original if isinstance(model, _Planned) else None
 
 
 def run_segments(planned: Any) -> contextlib.AbstractContextManager[None]:
-    """Has the chosen modules checkpoint themselves for a while; a model without any stays."""
+    """Makes the chosen modules checkpoint themselves for a while; a model may have none."""
     choices: _Choices = getattr(planned, "_fxmem_choices", {})
     return _checkpoint_modules(planned, choices, choices)
 
@@ -137,14 +129,9 @@ def _make_planned(original: nn.Module, choices: _Choices, plan: Plan | None) -> 
     return planned
 
 
-def _remake(base: type[nn.Module], choices: _Choices, plan: Plan | None) -> nn.Module:
-    """Makes the empty object that a copy, or one from a file, begins as."""
-    return _make_planned(object.__new__(base), choices, plan)
-
-
 @contextlib.contextmanager
 def _checkpoint_modules(model: Any, choices: _Choices, names: Iterable[str]) -> Iterator[None]:
-    """Has modules of a model checkpoint themselves for a while, in all calls of them."""
+    """Makes modules of a model checkpoint themselves for a while, in all of their calls."""
     replaced: list[tuple[dict[str, Any], Any]] = []
     try:
         for name, module in _iterate_modules(model, names):

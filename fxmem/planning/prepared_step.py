@@ -10,14 +10,14 @@ from fxmem.analysis import Analysis
 from fxmem.errors import UsageError
 from fxmem.graph import Phase
 from fxmem.memory.allocator import AllocatorSettings
-from fxmem.planning.micro_batches import repeat_flops, take_last_micro_batch
+from fxmem.planning.last_micro_batch import repeat_flops, take_last_micro_batch
 from fxmem.planning.model.costs import find_roofline, price_operations, price_run
 from fxmem.planning.model.index import StepIndex, build_index, is_batch_norm
 from fxmem.planning.model.limits import Limits, find_limits
-from fxmem.planning.model.modules import ModuleChoice, list_calls, list_modules
+from fxmem.planning.model.module_choices import ModuleChoice, list_calls, list_modules
 from fxmem.planning.model.recomputation import iterate_runs, plan_runs
 from fxmem.planning.model.score import Scorer
-from fxmem.planning.model.segments import SegmentRange, Span
+from fxmem.planning.model.segment_ranges import SegmentRange, Span
 from fxmem.planning.plan import (
     GRAPH,
     MODULES,
@@ -29,15 +29,17 @@ from fxmem.planning.plan import (
     fingerprint_graph,
 )
 
+_MAY_DRAW = ("Dropout", "Transformer", "MultiheadAttention", "LSTM", "GRU", "RNN")
+"""Parts of the names of PyTorch's modules with dropout."""
 _TIE = 1e-3
-"""The weight of time where FLOPs are minimised: it tells operations without FLOPs apart."""
+"""The weight of time where FLOPs are minimised: it orders operations without FLOPs."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanningStep:
     """An analysed step, prepared for planning; of several micro-batches, the last.
 
-    Seconds and FLOPs are those of all of them.
+    Seconds and FLOPs are summed over all micro-batches.
     """
 
     index: StepIndex  # the step as plans see it
@@ -52,7 +54,7 @@ class PlanningStep:
     base: Plan  # the plan that changes nothing, with all that is the same in the others
 
     def list_costs(self, by_flops: bool) -> tuple[float, ...]:
-        """Lists the cost of each operation: its share of the step's time, or of its FLOPs."""
+        """Lists the cost of each operation: its share of the step's time or FLOPs."""
         step_s, step_flops = self.step_s or 1.0, self.step_flops
         if not by_flops or not step_flops:
             return tuple(cost / step_s for cost in self.costs_s)
@@ -73,6 +75,44 @@ def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
         UsageError: This is not the analysis of one training step whose graph backward frees, or
             there is no such style for it.
     """
+    style = _resolve_style(analysis, style)
+    part, times = take_last_micro_batch(analysis), analysis.setup.loop.accumulate
+    index, requested = (
+        build_index(repeat_flops(graph, times), keeps_frames=style == MODULES)
+        for graph in (part.allocated_graph, part.graph)
+    )
+    limits = find_limits(index)
+    if style == MODULES:
+        modules, obstacles = list_modules(index, limits)
+        reported = _report_modules(index, obstacles)
+    else:
+        modules, reported = list_calls(index, limits), _report_nodes(index, limits)
+    costs_s = price_step(analysis)
+    return PlanningStep(
+        index=index,
+        limits=limits,
+        costs_s=costs_s,
+        step_s=sum(costs_s),
+        run_s=_price_run(analysis, costs_s),
+        step_flops=sum(operation.flops for operation in index.graph.operations),
+        requested=requested,
+        settings=analysis.settings,
+        modules=modules,
+        base=Plan(
+            fingerprint=fingerprint_graph(index.graph),
+            baseline_peak_bytes=analysis.peak_bytes,
+            peak_bytes=analysis.peak_bytes,
+            limits=tuple(reported),
+            style=style,
+            size_hint=analysis.setup.size_hint,
+            fx_graph=analysis.fx_graph if style == GRAPH else None,
+            analysis=analysis,
+        ),
+    )
+
+
+def _resolve_style(analysis: Analysis, style: str | None) -> str:
+    """Checks that plans can be made for a step, and of which style."""
     check_analysis(analysis)
     if analysis.setup.mesh is not None:
         raise UsageError(
@@ -99,51 +139,28 @@ def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
             "retain_graph=True keeps the tensors that a plan would recompute",
             hint="analyze it with another loop",
         )
-    part, times = take_last_micro_batch(analysis), analysis.setup.loop.accumulate
-    index, requested = (
-        build_index(repeat_flops(graph, times), keeps_frames=style == MODULES)
-        for graph in (part.allocated_graph, part.graph)
-    )
-    nodes, limits = index.graph.nodes, find_limits(index)
-    if style == MODULES:
-        modules, obstacles = list_modules(index, limits)
-        firsts = {call.fqn: call.start for call in reversed(index.graph.calls)}
-        reported = [
-            Limit(fqn, LimitKind.MODULE, reason, fqn, nodes[firsts[fqn]].source)
-            for fqn, reason in obstacles.items()
-        ]
-    else:
-        modules = list_calls(index, limits)
-        reasons = {
-            **{at: (LimitKind.BEGIN, reason) for at, reason in limits.starts.items()},
-            **{at: (LimitKind.RECOMPUTE, reason) for at, reason in limits.fixed.items()},
-        }
-        reported = [
-            Limit(nodes[at].name, *reasons[at], nodes[at].fqn, nodes[at].source)
-            for at in sorted(reasons)
-        ]
-    costs_s = price_step(analysis)
-    return PlanningStep(
-        index=index,
-        limits=limits,
-        costs_s=costs_s,
-        step_s=sum(costs_s),
-        run_s=_price_run(analysis, costs_s),
-        step_flops=sum(operation.flops for operation in index.graph.operations),
-        requested=requested,
-        settings=analysis.settings,
-        modules=modules,
-        base=Plan(
-            fingerprint=fingerprint_graph(index.graph),
-            baseline_peak_bytes=analysis.peak_bytes,
-            peak_bytes=analysis.peak_bytes,
-            limits=tuple(reported),
-            style=style,
-            size_hint=analysis.setup.size_hint,
-            fx_graph=analysis.fx_graph if style == GRAPH else None,
-            analysis=analysis,
-        ),
-    )
+    return style
+
+
+def _report_modules(index: StepIndex, obstacles: Mapping[str, str]) -> list[Limit]:
+    nodes = index.graph.nodes
+    firsts = {call.fqn: call.start for call in reversed(index.graph.calls)}
+    return [
+        Limit(fqn, LimitKind.MODULE, reason, fqn, nodes[firsts[fqn]].source)
+        for fqn, reason in obstacles.items()
+    ]
+
+
+def _report_nodes(index: StepIndex, limits: Limits) -> list[Limit]:
+    nodes = index.graph.nodes
+    reasons = {
+        **{at: (LimitKind.BEGIN, reason) for at, reason in limits.starts.items()},
+        **{at: (LimitKind.RECOMPUTE, reason) for at, reason in limits.fixed.items()},
+    }
+    return [
+        Limit(nodes[at].name, *reasons[at], nodes[at].fqn, nodes[at].source)
+        for at in sorted(reasons)
+    ]
 
 
 def price_step(analysis: Analysis) -> tuple[float, ...]:
@@ -215,7 +232,7 @@ def describe_segments(
         costs_s: Seconds of each operation, by its index.
         run_s: Seconds of each run of a segment beside them.
         with_savings: Whether to measure the peak without each of them.
-        names: Modules by the nodes of their calls; None for those that are called once.
+        names: Modules by the nodes of their calls; None for the modules that are called once.
     """
     if names is None:
         calls = sorted(index.graph.calls, key=lambda call: call.fqn.count("."))
@@ -249,9 +266,10 @@ def _describe(index: StepIndex, segment: SegmentRange, names: Mapping[Span, str]
     operations = index.list_operations(segment.start, segment.stop)
     norms = (graph.nodes[o.node].fqn for o in operations if o.node is not None and is_batch_norm(o))
     states = (graph.storages[i].name for n in nodes for i in index.states[n.index])
-    # An operator of the user's own may draw without saying so.
-    may_draw = any(index.draws[segment.start : segment.stop]) or any(
-        not operation.name.startswith("aten.") for operation in operations
+    # A module of PyTorch may have its share of dropout set later, and an operator of the user's own
+    # may draw without saying so.
+    may_draw = any(name in node.target for node in nodes for name in _MAY_DRAW) or any(
+        operation.effect or not operation.name.startswith("aten.") for operation in operations
     )
     end = index.end_operation[segment.stop - 1]
     return Segment(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fxmem.graph import RESIDENT, ModuleCall
 from fxmem.planning.model.index import StepIndex
 from fxmem.planning.model.limits import Limits
-from fxmem.planning.model.segments import SegmentRange, Span
+from fxmem.planning.model.segment_ranges import SegmentRange, Span
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,8 @@ def repeat_flops(graph: MemoryGraph, times: int) -> MemoryGraph:
 def _cut_graph(graph: MemoryGraph, start: int) -> MemoryGraph:
     """Removes the operations before ``start``, except ``step.begin``.
 
-    Storages keep their indices: those that are alive at ``start`` become resident, and those that
-    are freed before take no bytes. Their allocations and frees become part of the warmup.
+    Storages keep their indices: what is alive at ``start`` becomes resident, and what is freed
+    before takes no bytes. Their allocations and frees become part of the warmup.
     """
 
     def move(operation: int | None) -> int | None:

@@ -2,7 +2,7 @@
 
 The recording knows which argument a result fits on (:attr:`fxmem.graph.Operation.overwritable`),
 who reads each storage and who saves it for backward. An operator whose backward needs its own
-input saves a copy of it where it runs in place (``original_self`` in
+input saves a copy where it runs in place (``original_self`` in
 ``tools/autograd/gen_variable_type.py``), so nothing is gained and it is left out. Leaky ReLU's
 backward takes the result instead. That of the ELUs does too, and then rounds otherwise
 (``elu_backward`` with ``is_result``), so in training they are left out.
@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from fxmem.graph import (
     RESIDENT,
     Category,
@@ -26,10 +28,9 @@ from fxmem.graph import (
     SavedTensor,
     Storage,
 )
-from fxmem.memory.timeline import build_timeline
+from fxmem.memory.timeline import build_timeline, measure_fall
 from fxmem.planning.inplace.forms import COMMUTATIVE_OPERATORS, find_form, may_return_input
 from fxmem.planning.model.index import StepIndex
-from fxmem.planning.model.peaks import PeakMeter
 from fxmem.planning.plan import InplaceChange
 
 _KEEPS_RESULT = "aten.leaky_relu.default"
@@ -60,7 +61,7 @@ def find_inplace(step: StepIndex) -> tuple[InplaceChange, ...]:
     All can be applied together. The change that lowers the peak most by itself comes first.
     """
     graph = step.graph
-    meter = PeakMeter(build_timeline(graph).profile())
+    live_bytes = np.array(build_timeline(graph).profile())
     uses = _Uses(graph)
     best: list[tuple[int, _Overwrite]] = []
     for node in graph.nodes[: step.nodes]:
@@ -69,7 +70,7 @@ def find_inplace(step: StepIndex) -> tuple[InplaceChange, ...]:
             # While both storages are there without the change, one is not with it.
             result, target = graph.storages[overwrite.result], graph.storages[overwrite.target]
             end = min(storage.died for storage in (result, target) if storage.died is not None)
-            saving_bytes = meter.measure_fall([(result.nbytes, result.born, end)])
+            saving_bytes = measure_fall(live_bytes, [(result.nbytes, result.born, end)])
             found.append((saving_bytes, overwrite))
         best += [max(found, key=lambda item: item[0])] if found else []
     best.sort(key=lambda item: (-item[0], -graph.storages[item[1].result].nbytes))
@@ -160,9 +161,11 @@ def _find_overwrites(graph: MemoryGraph, uses: _Uses, node: Node) -> Iterator[_O
         first = operation.reads[0]
         if target != first and operation.name not in COMMUTATIVE_OPERATORS:
             continue
+        if "masked_fill" in operation.name and len(operation.reads) == 1:
+            continue  # PyTorch refuses to overwrite the mask
         sources = [source for source in inputs if target in source.results]
         if len(sources) != 1 or (target != first and first in sources[0].results):
-            continue  # its name would not tell which of its results
+            continue  # its name would not say which result
         if _is_free(graph, uses, node, operation, target):
             yield _Overwrite(node, str(form), operation, result, target, sources[0])
 
@@ -170,7 +173,7 @@ def _find_overwrites(graph: MemoryGraph, uses: _Uses, node: Node) -> Iterator[_O
 def _is_free(
     graph: MemoryGraph, uses: _Uses, node: Node, operation: Operation, target: int
 ) -> bool:
-    """Tells whether nothing needs what a storage held before an operation of this node."""
+    """Returns whether nothing needs what a storage held before an operation of this node."""
     storage = graph.storages[target]
     if storage.born == RESIDENT or storage.died is None:
         return False

@@ -10,7 +10,6 @@ import copy
 import pickle
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.multiprocessing.spawn import start_processes
 
@@ -28,19 +28,20 @@ from fxmem.loading.target import prepare_targets
 from fxmem.parallelism.layout import Layout
 from fxmem.parallelism.wrapping import parallelize_model
 from fxmem.recording.options import load_choice
-from fxmem.verifying.running import ComparedSteps, StepTask, compare_steps
+from fxmem.verifying.running import ComparedSteps, Runner, StepTask, compare_steps
 
 _MOST_RANKS = 4
 _PATIENCE = timedelta(minutes=5)
 
 
 def compare_ranks(
-    task: StepTask, layout: Layout, targets: Sequence[object]
+    task: StepTask, models: Sequence[nn.Module], layout: Layout, targets: Sequence[object]
 ) -> tuple[ComparedSteps, int]:
     """Compares the steps of two models on all ranks of a layout, each in a process of its own.
 
     Args:
-        task: The steps, of models on the CPU.
+        task: The steps.
+        models: The two models, on the CPU.
         layout: How each rank lays both models out.
         targets: TARGETs whose files the processes import; what is no text is passed over.
 
@@ -58,7 +59,7 @@ def compare_ranks(
             hint=f"a mesh of at most {_MOST_RANKS}, such as {{'dp': 2}}",
         )
     try:
-        sent = pickle.dumps((task, layout))
+        sent = pickle.dumps((task, models, layout))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise UsageError(
             f"ranks are processes of their own, to which this cannot be sent:"
@@ -103,20 +104,19 @@ def _run_rank(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def compare_rank(task: StepTask, layout: Layout) -> ComparedSteps:
+def compare_rank(task: StepTask, models: Sequence[nn.Module], layout: Layout) -> ComparedSteps:
     """Compares the steps of two models on this rank of the default process group."""
     names, sizes = zip(*layout.mesh, strict=True)
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
     lay_out = load_choice(layout.parallelize)
     # A planned model shares all with its model.
-    models = [parallelize_model(copy.deepcopy(model), lay_out, mesh) for model in task.models]
-    ours, theirs = task.make_runners(*models)
-    record, times, differences = compare_steps(ours, theirs, task.steps, task.seed, _agree)
-    return ComparedSteps(Counter(kind.value for kind, _ in record), times, differences)
+    laid_out = [parallelize_model(copy.deepcopy(model), lay_out, mesh) for model in models]
+    ours, theirs = (Runner(task, model) for model in laid_out)
+    return compare_steps(ours, theirs, _agree)
 
 
 def _agree(differs: bool) -> bool:
-    """Tells whether any rank found a difference: all ranks stop at one step, or none."""
+    """Returns whether any rank found a difference: all ranks stop at one step, or none."""
     found = torch.tensor(int(differs))
     dist.all_reduce(found, dist.ReduceOp.MAX)
     return bool(found)
