@@ -22,6 +22,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
 
+from fxmem.patching import patch
 from fxmem.tracing.fakes import TensorCopier
 
 _FAKE_ERRORS = (
@@ -68,31 +69,27 @@ def make_parameters_fake(fake_mode: FakeTensorMode, *, on_registration: bool) ->
     def truncate_real(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return tensor if isinstance(tensor, FakeTensor) else truncate(tensor, *args, **kwargs)
 
-    nn.init._no_grad_trunc_normal_ = truncate_real
     try:
-        with replace_converted(), warnings.catch_warnings():
+        with (
+            patch({nn.init: {"_no_grad_trunc_normal_": truncate_real}}),
+            replace_converted(),
+            warnings.catch_warnings(),
+        ):
             # Copies of parameters ask where they lie: layers of nn.TransformerEncoder are copied.
             warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
             yield
     finally:
-        nn.init._no_grad_trunc_normal_ = truncate
         if handle:
             handle.remove()
 
 
-@contextlib.contextmanager
-def replace_converted() -> Iterator[None]:
+def replace_converted() -> contextlib.AbstractContextManager[None]:
     """Has ``nn.Module.to`` and its like put a converted fake parameter in the place of the old one.
 
     They swap the two (``Module._apply``), which torch refuses where something holds a weak
     reference to one, as the mode of the fakes does.
     """
-    original = nn.Module._apply
-    nn.Module._apply = _make_apply(original)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        nn.Module._apply = original  # type: ignore[method-assign]
+    return patch({nn.Module: {"_apply": _make_apply(nn.Module._apply)}})
 
 
 class _Registration:

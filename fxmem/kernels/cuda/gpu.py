@@ -9,6 +9,8 @@ on a machine with a GPU, and autograd formulas that ask a tensor for its device 
 from __future__ import annotations
 
 import contextlib
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -104,18 +106,50 @@ def describe_gpu(model: GpuModel | None) -> Gpu:
     )
 
 
-_current: ContextVar[Gpu] = ContextVar("gpu", default=Gpu())  # noqa: B039 - frozen
+class Work:
+    """The work on the GPU that steps are lowered for.
+
+    Attributes:
+        gpu: Its properties.
+        made_streams: How many streams were made, by the number of their pool.
+        remarks: Why the node that runs takes a kernel that needs more memory than others.
+    """
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        self.made_streams = Counter[int]()
+        self.remarks: dict[str, None] = {}
+        self._thread = threading.local()
+
+    @property
+    def streams(self) -> list[int]:
+        """The streams that this thread has entered and not left: the last is the current one."""
+        entered: list[int] = vars(self._thread).setdefault("streams", [0])
+        return entered
+
+
+_current = ContextVar("work", default=Work(Gpu()))  # noqa: B039 - in which nothing works
+
+
+def current_work() -> Work:
+    """Returns the work on the GPU that the step is lowered for."""
+    return _current.get()
 
 
 def current_gpu() -> Gpu:
     """Returns the GPU that the step is lowered for."""
-    return _current.get()
+    return _current.get().gpu
+
+
+def find_stream() -> int:
+    """Finds the number of the current stream; 0 is the default one."""
+    return _current.get().streams[-1]
 
 
 @contextlib.contextmanager
 def use_gpu(gpu: Gpu) -> Iterator[None]:
     """Lowers for this GPU within."""
-    token = _current.set(gpu)
+    token = _current.set(Work(gpu))
     try:
         yield
     finally:
@@ -123,5 +157,5 @@ def use_gpu(gpu: Gpu) -> Iterator[None]:
 
 
 def is_on_gpu(tensor: object) -> bool:
-    """Tells whether a fake tensor stands for one in the GPU's memory."""
+    """Returns whether a fake tensor stands for one in the GPU's memory."""
     return isinstance(tensor, torch.Tensor) and find_inner(tensor).device == GPU_DEVICE
