@@ -80,7 +80,7 @@ def analyze_pipeline(
     fake_mode, named = make_fake_mode(), set[str]()
     parallelize = None if layout is None else layout.parallelize
     isolate = functools.partial(
-        isolate_analysis, stages, loss, optimizer, parallelize, target=target
+        isolate_analysis, stages, loss, optimizer, parallelize, options=chosen
     )
     with isolate(layout=layout):
         with replace_devices(named):

@@ -13,8 +13,6 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from fxmem.errors import FxmemError
-from fxmem.kernels.cuda.gpu import use_gpu
-from fxmem.kernels.cuda.present_gpu import show_gpu
 from fxmem.kernels.registry import Target
 from fxmem.loading.building import replace_converted
 from fxmem.parallelism.process_group import make_mesh
@@ -162,19 +160,10 @@ class Blueprint:
         """Has functions of PyTorch answer as the target would, on fake tensors."""
         with (
             replace_devices(self.named_devices, self.options.target.device),
-            use_gpu(self.options.architecture),
             replace_converted(),
             answer_fake_checks(),
-            self._show_gpus(),
         ):
             yield
-
-    def _show_gpus(self) -> contextlib.AbstractContextManager[None]:
-        """Shows the GPUs to wrappers, which ask for streams and devices."""
-        options, layout = self.options, self.options.layout
-        if layout is None or options.target.name != "cuda":
-            return contextlib.nullcontext()
-        return show_gpu(options.architecture, count=lambda: layout.world_size)
 
 
 def _place_module(module: nn.Module, target: Target) -> None:

@@ -30,7 +30,7 @@ from fxmem.graph import (
     SourceLocation,
     measure_blocks,
 )
-from fxmem.kernels.cuda.gpu import current_work, find_stream
+from fxmem.kernels.cuda.gpu import current_state, find_stream
 from fxmem.kernels.registry import Call, Target, Workspace
 from fxmem.parallelism.collectives import describe_collective
 from fxmem.parallelism.foreach import run_on_locals
@@ -149,7 +149,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self.ledger.peak_bytes = self.ledger.live_now_bytes
         self._node_operators = len(self.operations)
         self._node_storages = len(self.ledger.storages)
-        current_work().remarks.clear()
+        current_state().remarks.clear()
         self.autograd.enter_node()
         self.casts.enter_node()
 
@@ -170,7 +170,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             ),
             transient_bytes=self.ledger.peak_bytes - self.ledger.live_now_bytes,
             results=tuple(sorted(results - {NO_STORAGE})),
-            remark="; ".join(current_work().remarks),
+            remark="; ".join(current_state().remarks),
         )
         return len(self.operations) - self._node_operators
 

@@ -26,7 +26,6 @@ from fxmem.analysis import Analysis, Setup
 from fxmem.errors import TraceError, UsageError
 from fxmem.gpus import CONTEXT_BYTES
 from fxmem.graph import EMPTY_CACHE, Category, Phase
-from fxmem.kernels.cuda.gpu import use_gpu
 from fxmem.kernels.cuda.present_gpu import show_gpu
 from fxmem.kernels.functions import lower_functions
 from fxmem.loading.building import silence_fake_kernels
@@ -119,7 +118,6 @@ class Session:
             stack.callback(self._restore)
             enter(leave_autocast())
             enter(silence_fake_kernels())
-            enter(use_gpu(self._options.architecture))
             if target.name == "cuda":
                 architecture, count = self._options.architecture, self._launcher.count_gpus
                 enter(show_gpu(architecture, self._offer_counters(), count=count))

@@ -42,6 +42,7 @@ from fxmem.kernels.autocast.policies import (
 from fxmem.kernels.common import data_dependent
 from fxmem.kernels.cuda.gpu import CUDA
 from fxmem.kernels.cuda.recurrent import count_weights
+from fxmem.patching import patch
 from fxmem.versions.fallbacks import find_kernel, override_kernel
 from fxmem.versions.operators import aten
 
@@ -63,7 +64,8 @@ CUDA.function(functional.binary_cross_entropy_with_logits)(
 def lower_autocast() -> Iterator[None]:
     """Has CUDA's autocast work on fake tensors of the GPU, where the step turns it on.
 
-    On exit all is as it was, autocast's state included.
+    On exit all is as it was, autocast's state included. Autocast stays off where there is no GPU:
+    see :func:`fxmem.kernels.cuda.present_gpu.show_gpu`.
     """
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     clear_cache = torch.clear_autocast_cache
@@ -72,42 +74,22 @@ def lower_autocast() -> Iterator[None]:
         clear_cache()
         clear_casts()
 
-    with _keep_state(), allow_autocast():
-        device_type = DefaultDeviceType._default_device_type
+    replacements: dict[Any, dict[str, Any]] = {
+        torch: {"clear_autocast_cache": clear_all},
+        # Whose autocast a checkpoint's recomputation enters: that of the accelerator.
+        DefaultDeviceType: {"_default_device_type": _DEVICE},
+    }
+    with _keep_state(), patch(replacements):
         try:
-            # Whose autocast a checkpoint's recomputation enters: that of the accelerator.
-            DefaultDeviceType.set_device_type(_DEVICE)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that kernels are overridden: once in a process
                 for (operator, key), kernel in _make_kernels().items():
                     override_kernel(library, operator, key, kernel)
-            torch.clear_autocast_cache = clear_all
             with torch._C._IncludeDispatchKeyGuard(_KEY):
                 yield
         finally:
-            DefaultDeviceType._default_device_type = device_type
-            torch.clear_autocast_cache = clear_cache
             library._destroy()  # type: ignore[no-untyped-call]
             clear_casts()
-
-
-@contextlib.contextmanager
-def allow_autocast() -> Iterator[None]:
-    """Has ``torch.autocast("cuda")`` take it that there is a GPU.
-
-    It warns and stays off where there is none: for good, where it decorates a function. So the
-    modules of a model are best imported within.
-    """
-    common = torch.cuda.amp.common
-    is_unavailable = common.amp_definitely_not_available
-    supports_bf16 = torch.cuda.is_bf16_supported
-    common.amp_definitely_not_available = lambda: False
-    torch.cuda.is_bf16_supported = lambda including_emulation=True: True
-    try:
-        yield
-    finally:
-        common.amp_definitely_not_available = is_unavailable
-        torch.cuda.is_bf16_supported = supports_bf16
 
 
 @contextlib.contextmanager

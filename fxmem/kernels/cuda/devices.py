@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -24,8 +23,8 @@ from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils import _device, _foreach_utils
 
-from fxmem.kernels.cuda.gpu import CUDA, GPU_DEVICE, current_gpu, is_on_gpu
-from fxmem.kernels.cuda.present_gpu import describe_properties
+from fxmem.kernels.cuda.gpu import CUDA, GPU_DEVICE, is_on_gpu
+from fxmem.patching import patch
 from fxmem.tracing.fakes import find_inner
 from fxmem.versions.operators import aten
 
@@ -69,12 +68,8 @@ def view_devices(device: torch.device) -> Iterator[None]:
             return _SEEN
         return found
 
-    FakeTensor.device = property(see)  # type: ignore[assignment]
-    try:
-        with view:
-            yield
-    finally:
-        FakeTensor.device = property(real)  # type: ignore[assignment]
+    with patch({FakeTensor: {"device": property(see)}}), view:
+        yield
 
 
 class _Thread(threading.local):
@@ -199,36 +194,11 @@ def _view_gpu() -> contextlib.AbstractContextManager[None]:
 
 
 @CUDA.context
-@contextlib.contextmanager
-def _answer_properties() -> Iterator[None]:
-    """Code that chooses kernels and their grids itself asks for them, and enters the device."""
-    gpu = current_gpu()
-    answers: dict[str, Any] = {
-        "get_device_capability": gpu.capability,
-        "get_device_properties": describe_properties(gpu),
-        "_exchange_device": GPU_DEVICE.index,
-        "_maybe_exchange_device": GPU_DEVICE.index,
-    }
-    functions: dict[str, Any] = {
-        name: lambda *_, value=value, **__: value for name, value in answers.items()
-    }
-    with mock.patch.multiple(torch.cuda, **functions):
-        yield
-
-
-@CUDA.context
-@contextlib.contextmanager
-def _update_together() -> Iterator[None]:
+def _update_together() -> contextlib.AbstractContextManager[None]:
     """Optimizers update all parameters together where all are plain tensors on a GPU.
 
     ``torch/optim/optimizer.py``, ``_default_to_fused_or_foreach``: by their exact type; as does
     ``torch.nn.utils.clip_grad_norm_``, by ``torch/utils/_foreach_utils.py``.
     """
-    lists = optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types
-    for plain in lists:
-        plain.append(FakeTensor)
-    try:
-        yield
-    finally:
-        for plain in lists:
-            plain.remove(FakeTensor)
+    name, modules = "_foreach_supported_types", (optimizer, _foreach_utils)
+    return patch({module: {name: [*vars(module)[name], FakeTensor]} for module in modules})

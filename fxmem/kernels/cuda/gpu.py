@@ -106,8 +106,8 @@ def describe_gpu(model: GpuModel | None) -> Gpu:
     )
 
 
-class Work:
-    """The work on the GPU that steps are lowered for.
+class GpuState:
+    """The GPU that steps are lowered for, and what runs on it.
 
     Attributes:
         gpu: Its properties.
@@ -128,11 +128,11 @@ class Work:
         return entered
 
 
-_current = ContextVar("work", default=Work(Gpu()))  # noqa: B039 - in which nothing works
+_current = ContextVar("gpu", default=GpuState(Gpu()))  # noqa: B039 - where nothing runs
 
 
-def current_work() -> Work:
-    """Returns the work on the GPU that the step is lowered for."""
+def current_state() -> GpuState:
+    """Returns the GPU that the step is lowered for, and what runs on it."""
     return _current.get()
 
 
@@ -149,7 +149,7 @@ def find_stream() -> int:
 @contextlib.contextmanager
 def use_gpu(gpu: Gpu) -> Iterator[None]:
     """Lowers for this GPU within."""
-    token = _current.set(Work(gpu))
+    token = _current.set(GpuState(gpu))
     try:
         yield
     finally:

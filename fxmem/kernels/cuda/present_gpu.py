@@ -23,7 +23,7 @@ from fxmem.errors import TraceError
 from fxmem.gpus import CONTEXT_BYTES, find_gpu
 from fxmem.kernels.cuda.gpu import (
     Gpu,
-    current_work,
+    current_state,
     find_stream,
     measure_shared_memory,
     use_gpu,
@@ -75,7 +75,7 @@ class _Stream(_Queue):
         self.priority = priority
         if stream_id is None:
             pool = min(max(-priority, 0), _STREAM_POOLS - 1)
-            made = current_work().made_streams
+            made = current_state().made_streams
             stream_id = 1 + pool * _STREAMS_OF_POOL + made[pool] % _STREAMS_OF_POOL
             made[pool] += 1
         self.stream_id = self.cuda_stream = stream_id
@@ -87,11 +87,11 @@ class _Stream(_Queue):
         return self.stream_id
 
     def __enter__(self) -> _Stream:
-        current_work().streams.append(self.stream_id)
+        current_state().streams.append(self.stream_id)
         return self
 
     def __exit__(self, *_error: object) -> None:
-        current_work().streams.pop()
+        current_state().streams.pop()
 
     def record_event(self, event: Any = None) -> Any:
         return event or _Event()
@@ -104,7 +104,7 @@ class _ExternalStream(_Stream):
 
 def _set_stream(stream: _Stream | None) -> None:
     if stream is not None:
-        current_work().streams[-1] = stream.stream_id
+        current_state().streams[-1] = stream.stream_id
 
 
 def _make_generator(device: Any = "cpu") -> torch.Generator:
@@ -242,7 +242,7 @@ def _list_answers(gpu: Gpu) -> dict[str, Any]:
     """Lists the functions that give one answer, by name."""
     properties = describe_properties(gpu)
     major, minor = gpu.capability
-    state = torch.zeros(_RNG_STATE_BYTES, dtype=torch.uint8)
+    state = torch.zeros(_RNG_STATE_BYTES, dtype=torch.uint8, device="cpu")
     answers: dict[str, Any] = {
         **dict.fromkeys(_TRUE, True),
         **dict.fromkeys(_FALSE, False),

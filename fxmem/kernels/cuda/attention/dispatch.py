@@ -25,7 +25,7 @@ from fxmem.kernels.cuda.attention.backends import (
     explain_math,
     read_settings,
 )
-from fxmem.kernels.cuda.gpu import CUDA, current_gpu, current_work, is_on_gpu
+from fxmem.kernels.cuda.gpu import CUDA, current_gpu, current_state, is_on_gpu
 from fxmem.kernels.cuda.pointwise import dropout
 from fxmem.kernels.registry import Call
 from fxmem.patching import patch
@@ -93,8 +93,8 @@ def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
             scale=call.scale,
         )[0]  # fmt: skip
     else:
-        work = current_work()
-        work.remarks[explain_math(call, work.gpu, read_settings(work.gpu))] = None
+        state = current_state()
+        state.remarks[explain_math(call, state.gpu, read_settings(state.gpu))] = None
         result = _run_math(call, mask)
     return result
 

@@ -26,6 +26,8 @@ from fxmem.kernels.functions import lower_functions
 from fxmem.recording.recorder import Recorder
 from fxmem.tracing.fakes import make_fake_mode
 
+pytestmark = pytest.mark.usefixtures("shown_gpu")  # else autocast stays off
+
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 

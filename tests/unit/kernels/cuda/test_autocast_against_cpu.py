@@ -23,6 +23,8 @@ from fxmem.kernels.cuda.devices import view_devices
 from fxmem.kernels.cuda.gpu import GPU_DEVICE
 from fxmem.tracing.fakes import make_fake_mode
 
+pytestmark = pytest.mark.usefixtures("shown_gpu")  # else autocast stays off
+
 BF16 = torch.bfloat16
 Autocast = Callable[..., contextlib.AbstractContextManager[Any]]
 
