@@ -38,7 +38,7 @@ from fxmem.recording.options import (
 from fxmem.recording.step import Recording
 from fxmem.tracing.compiled import NOT_COMPILED
 from fxmem.tracing.conditions import leave_autocast
-from fxmem.tracing.devices import replace_devices
+from fxmem.tracing.devices import translate_devices
 from fxmem.tracing.fakes import describe_inputs, make_fake_mode
 from fxmem.tracing.modules import describe_model, remember_model
 from fxmem.tracing.state import save_random_states
@@ -206,7 +206,7 @@ def _draw_blueprint(
     options: Options,
 ) -> Blueprint:
     fake_mode, named_devices = make_fake_mode(), set[str]()
-    with replace_devices(named_devices):
+    with translate_devices(named=named_devices):
         source = load_target(model, fake_mode) if isinstance(model, str) else model
         make_optimizer = resolve_optimizer(load_choice(optimizer))
         step_loss = resolve_loss(load_choice(loss))

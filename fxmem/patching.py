@@ -38,8 +38,8 @@ def patch(replacements: Mapping[Any, Mapping[str, Any]]) -> Iterator[None]:
     To be entered within :func:`hold_process` where code of other threads may analyse, too.
 
     Args:
-        replacements: By module or class, the new values by name. Those of torch are listed in
-            :data:`fxmem.versions.patches.PATCHES`.
+        replacements: By module, class or object, the new values by name. Those of torch's modules
+            and classes are listed in :data:`fxmem.versions.patches.PATCHES`.
 
     Raises:
         LookupError: A name of torch is not listed.
@@ -68,7 +68,7 @@ def find_path(owner: Any) -> str:
     """Finds the dotted path of a module or a class, as its own names tell it."""
     if isinstance(owner, type):
         return f"{owner.__module__}.{owner.__qualname__}"
-    return str(owner.__name__)
+    return getattr(owner, "__name__", "")
 
 
 @contextlib.contextmanager

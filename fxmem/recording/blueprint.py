@@ -23,8 +23,8 @@ from fxmem.recording.losses import Loss
 from fxmem.recording.optimizers import OptimizerFactory
 from fxmem.recording.options import Options, load_choice
 from fxmem.recording.step import Recording, Step, record_step, trace_forward
-from fxmem.tracing.devices import keep_default_on_cpu, lies_on_accelerator, replace_devices
-from fxmem.tracing.fakes import make_fake_inputs
+from fxmem.tracing.devices import keep_default_on_cpu, translate_devices
+from fxmem.tracing.fakes import lies_on_accelerator, make_fake_inputs
 from fxmem.tracing.fxgraph import list_calls
 from fxmem.tracing.swapping import settle_lazy, swap_in_fakes
 from fxmem.tracing.values import answer_fake_checks
@@ -59,7 +59,7 @@ class Blueprint:
         options, train = self.options, self.options.mode == "train"
         with contextlib.ExitStack() as stack:
             with keep_default_on_cpu():
-                args, kwargs = stack.enter_context(
+                args, kwargs, forget_replaced = stack.enter_context(
                     swap_in_fakes(
                         self.model,
                         self.fake_mode,
@@ -71,7 +71,7 @@ class Blueprint:
                     )
                 )
             remember_inputs((args, kwargs), (self.args, self.kwargs))
-            with replace_devices(self.named_devices):
+            with translate_devices(named=self.named_devices):
                 settle_lazy(self.model, args, kwargs, self.fake_mode, options.dtype)
             device = options.target.device
             for leaf in tree_leaves((args, kwargs)):
@@ -93,6 +93,7 @@ class Blueprint:
                 autocast=options.autocast_to,
                 parallelize=None if options.layout is None else self._parallelize,
                 mesh=() if options.layout is None else options.layout.mesh,
+                forget_replaced=forget_replaced,
             )
 
     def _parallelize(self, model: nn.Module) -> nn.Module:
@@ -159,7 +160,7 @@ class Blueprint:
     def _replace_functions(self) -> Iterator[None]:
         """Has functions of PyTorch answer as the target would, on fake tensors."""
         with (
-            replace_devices(self.named_devices, self.options.target.device),
+            translate_devices(self.options.target.device, self.named_devices),
             replace_converted(),
             answer_fake_checks(),
         ):

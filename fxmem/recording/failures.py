@@ -69,7 +69,7 @@ _CAUSES = (
 _ANYWHERE = (
     (
         r"(?i)\b(cuda|hip|mps|xpu|nvidia|nvtx|accelerator)\b|dummy base class",
-        "there is no GPU in an analysis: ask torch.cuda.is_available() first",
+        "there is no GPU in an analysis: leave out what needs one besides tensors",
         "",
     ),
     (

@@ -44,7 +44,6 @@ from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.compiled import leave_out_compiler
 from fxmem.tracing.fxgraph import iterate_tensors
 from fxmem.tracing.state import ForwardState
-from fxmem.tracing.swapping import forget_replaced
 from fxmem.tracing.tracer import Tracer
 
 
@@ -64,6 +63,8 @@ class Step:
     # lays the model out on a mesh of processes; None for one process
     parallelize: Callable[[nn.Module], nn.Module] | None = None
     mesh: Mesh = ()
+    # empties what the model has let go of since the step before
+    forget_replaced: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +242,7 @@ class _StepRunner:
             self._run_once(run_first_model, _call)
             if has_reducers():
                 self._run_once(run_first_model, _call)
-            forget_replaced()
+            step.forget_replaced()
             # Reference cycles of the first step are gone in a steady run, sooner or later; all of
             # them are in the youngest generation.
             gc.collect(0)

@@ -44,8 +44,8 @@ from fxmem.scripts.script_tracer import ScriptTracer
 from fxmem.scripts.threads import follow_threads
 from fxmem.tracing.compiled import NOT_COMPILED, leave_out_compiler
 from fxmem.tracing.conditions import leave_autocast
+from fxmem.tracing.devices import translate_devices
 from fxmem.tracing.fakes import make_fake_mode
-from fxmem.tracing.stand_ins import watch_comparisons
 from fxmem.tracing.values import answer_fake_checks
 from fxmem.versions.release import check_release
 
@@ -131,9 +131,9 @@ class Session:
             enter(fake_mode)
             enter(recorder)
             recorder.begin_step()
-            watch_comparisons(recorder.reads.see_comparison)
-            stack.callback(watch_comparisons, None)
             enter(recorder.watch_saved())
+            if target.name == "cuda":
+                enter(translate_devices(target.device))
             noted = enter(lower_functions(target))
             enter(self._tracer.trace())
             if target.name == "cuda":  # on the CPU, what prefetchers make stays real

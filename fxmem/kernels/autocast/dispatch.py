@@ -31,7 +31,6 @@ from fxmem.kernels.autocast.policies import (
     CallArguments,
     Policy,
     cast_cached,
-    clear_casts,
     exclude_key,
     find_operators,
     find_policies,
@@ -40,7 +39,7 @@ from fxmem.kernels.autocast.policies import (
     reach_gpu,
 )
 from fxmem.kernels.common import data_dependent
-from fxmem.kernels.cuda.gpu import CUDA
+from fxmem.kernels.cuda.gpu import CUDA, current_state
 from fxmem.kernels.cuda.recurrent import count_weights
 from fxmem.patching import patch
 from fxmem.versions.fallbacks import find_kernel, override_kernel
@@ -72,7 +71,7 @@ def lower_autocast() -> Iterator[None]:
 
     def clear_all() -> None:
         clear_cache()
-        clear_casts()
+        current_state().casts.clear()  # weights are cast anew from now on
 
     replacements: dict[Any, dict[str, Any]] = {
         torch: {"clear_autocast_cache": clear_all},
@@ -89,7 +88,7 @@ def lower_autocast() -> Iterator[None]:
                 yield
         finally:
             library._destroy()  # type: ignore[no-untyped-call]
-            clear_casts()
+            current_state().casts.clear()
 
 
 @contextlib.contextmanager

@@ -113,12 +113,15 @@ class GpuState:
         gpu: Its properties.
         made_streams: How many streams were made, by the number of their pool.
         remarks: Why the node that runs takes a kernel that needs more memory than others.
+        casts: Weights that autocast has cast, each beside a weak reference to the weight, by the
+            address of its ``TensorImpl``, which the reference keeps.
     """
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
         self.made_streams = Counter[int]()
         self.remarks: dict[str, None] = {}
+        self.casts: dict[int, tuple[Any, torch.Tensor]] = {}
         self._thread = threading.local()
 
     @property

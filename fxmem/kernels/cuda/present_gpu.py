@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import operator
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +28,7 @@ from fxmem.kernels.cuda.gpu import (
     use_gpu,
 )
 from fxmem.patching import patch
+from fxmem.tracing.devices import TypeOnGpu, find_type
 from fxmem.tracing.source import find_source
 from fxmem.versions import release
 
@@ -113,30 +113,6 @@ def _make_generator(device: Any = "cpu") -> torch.Generator:
 
 
 _Generator = torch.Generator
-
-
-class TypeOnGpu:
-    """``torch.cuda.FloatTensor`` or the like: makes tensors, and is what ``Tensor.type`` takes."""
-
-    is_cuda = True
-
-    def __init__(self, host_type: Any) -> None:
-        self._host_type = host_type
-        self.dtype: torch.dtype = host_type.dtype
-
-    def __call__(self, *args: Any) -> Tensor:
-        made: Tensor = self._host_type(*args)
-        return made.cuda()
-
-    def __instancecheck__(self, instance: Any) -> bool:
-        return isinstance(instance, Tensor) and instance.is_cuda and instance.dtype == self.dtype
-
-
-def find_type(kind: Any = None, *_: Any) -> Any:
-    """Finds the type with a device, as ``torch.cuda.FloatTensor`` is, that a type or name means."""
-    if isinstance(kind, str) and kind.startswith("torch.") and kind.endswith("Tensor"):
-        kind = operator.attrgetter(kind.removeprefix("torch."))(torch)
-    return kind if isinstance(kind, TypeOnGpu | type(torch.FloatTensor)) else None
 
 
 def _set_default_type(kind: Any, stack: contextlib.ExitStack) -> None:

@@ -13,10 +13,10 @@ from running import Call
 import fxmem
 from fxmem.graph import MemoryGraph
 from fxmem.kernels.cuda import CUDA as TARGET
-from fxmem.kernels.cuda.devices import view_devices
 from fxmem.kernels.cuda.gpu import GPU_DEVICE
 from fxmem.kernels.functions import lower_functions
 from fxmem.recording.recorder import Recorder
+from fxmem.tracing.devices import translate_devices
 from fxmem.tracing.fakes import make_fake_mode
 
 CUDA = torch.device("cuda", 0)
@@ -25,7 +25,7 @@ CUDA = torch.device("cuda", 0)
 @pytest.fixture
 def x() -> Iterator[torch.Tensor]:
     """A tensor on the GPU that is not there."""
-    with make_fake_mode(), view_devices(GPU_DEVICE):
+    with make_fake_mode(), translate_devices(GPU_DEVICE):
         yield torch.empty(4, 8, device="cuda")
 
 
