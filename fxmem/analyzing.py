@@ -21,9 +21,9 @@ from fxmem.loading.target import load_target, prepare_targets
 from fxmem.memory.allocator import AllocatorSettings, parse_settings
 from fxmem.parallelism.layout import Layout
 from fxmem.parallelism.process_group import offer_group
+from fxmem.patching import hold_process
 from fxmem.recording.blueprint import Blueprint
 from fxmem.recording.failures import is_traced
-from fxmem.recording.isolation import hold_process
 from fxmem.recording.losses import resolve_loss
 from fxmem.recording.optimizers import resolve_optimizer
 from fxmem.recording.options import (

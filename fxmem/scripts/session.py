@@ -31,8 +31,9 @@ from fxmem.kernels.functions import lower_functions
 from fxmem.loading.building import silence_fake_kernels
 from fxmem.memory.allocator import AllocatorMeter, DeviceMemory
 from fxmem.parallelism.process_group import offer_group, run_outside_modes
+from fxmem.patching import hold_process
 from fxmem.recording.assemble import assemble_graph
-from fxmem.recording.isolation import hold_process, replace_inference_mode
+from fxmem.recording.isolation import replace_inference_mode
 from fxmem.recording.options import Options
 from fxmem.recording.step import note_assumptions
 from fxmem.scripts.data import RealData

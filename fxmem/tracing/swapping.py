@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from fxmem.errors import TraceError, summarize_error
 from fxmem.graph import is_installed
+from fxmem.patching import patch
 from fxmem.tracing.fakes import TensorCopier, find_dtype, make_fake_inputs, refuse_compiled
 from fxmem.tracing.reach import (
     HOOKS,
@@ -325,11 +326,6 @@ def settle_lazy(
                 held: dict[str, Any] = table
                 held.update({name: fake for name, tensor in held.items() if tensor is lazy})
 
-    mixin: Any = UninitializedParameter.__mro__[1]  # which buffers have too
-    original = mixin.materialize
-    mixin.materialize = materialize
-    try:
-        with fake_mode, torch.no_grad():
-            model(*args, **kwargs)
-    finally:
-        mixin.materialize = original
+    mixin = UninitializedParameter.__mro__[1]  # which buffers have too
+    with patch({mixin: {"materialize": materialize}}), fake_mode, torch.no_grad():
+        model(*args, **kwargs)
