@@ -1,4 +1,4 @@
-"""``fxmem doctor``: what is installed, and what of it works; for a bug report."""
+"""``fxmem doctor``: a description of the installation, for a bug report."""
 
 from __future__ import annotations
 

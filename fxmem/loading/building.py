@@ -34,7 +34,7 @@ _FAKE_ERRORS = (
 
 
 def raised_by_fakes(error: Exception) -> bool:
-    """Tells whether real tensors might not have raised it."""
+    """Returns whether an error may come of fake tensors alone."""
     return isinstance(error, _FAKE_ERRORS) or "fake" in str(error).lower()
 
 

@@ -32,7 +32,7 @@ _MAIN = "put what runs as a script under: if __name__ == '__main__'"
 
 @contextlib.contextmanager
 def keep_importable(target: Target) -> Iterator[None]:
-    """Has the folder of a target's file importable within, as ``python file.py`` has.
+    """Makes the folder of a target's file importable within, as ``python file.py`` does.
 
     The current folder is put on ``sys.path`` for good, as by ``python -m``.
     """

@@ -42,14 +42,14 @@ _ELASTIC = {
     "TORCHELASTIC_USE_AGENT_STORE": "False",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
 }
-"""What ``torchrun`` sets for all processes if nothing else is asked for."""
+"""Variables that ``torchrun`` sets for all processes by default."""
 _NOT_GIVEN = -1
 _WARNINGS = (
     "FSDP2-wrapped module .* returned a view",  # what in-place operations on it would do
     "Accessing the data pointer of FakeTensor",  # as FSDP1 compares it
 )
 _CHECKS = ("_verify_param_shape_across_processes", "_sync_module_states")
-"""What ``DistributedDataParallel`` compares with other ranks, and takes from them."""
+"""Functions by which ``DistributedDataParallel`` compares ranks, and takes over their state."""
 _REBUILD = "_rebuild_tensor_from_dtensor_meta"
 _PROPAGATION = "_propagate_tensor_meta_non_cached"
 """Runs an operator of DTensors on fake tensors of global shapes, which the step never makes."""
@@ -215,7 +215,7 @@ def _replace_everywhere(name: str, function: Any) -> dict[Any, dict[str, Any]]:
 
 
 class _StatelessTracker:
-    """What DTensor draws under, where no generator's state says what is drawn.
+    """Tracker of DTensor's random numbers that keeps no state of a generator.
 
     Source: ``OffsetBasedRNGTracker`` in ``torch/distributed/tensor/_random.py``.
     """
@@ -259,9 +259,9 @@ def _rebuild_on_host(spec: Any) -> torch.Tensor:
 
 
 def _forget_meshes() -> None:
-    """Has DTensor plan nothing by the meshes of a group that is left.
+    """Empties the caches in which DTensor keeps the meshes of a group that is left.
 
-    Its caches take meshes of equal sizes for one, and hold their process groups.
+    They take meshes of equal sizes for one, and hold their process groups.
     """
     from torch.distributed.tensor import DTensor, _redistribute
 

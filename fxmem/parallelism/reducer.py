@@ -36,8 +36,8 @@ def is_count(func: Any, tensors: Sequence[Tensor], kwargs: Mapping[str, Any]) ->
 def run_collective(func: Any, args: Sequence[Any]) -> Any:
     """Returns what a collective returns once it is done, with its buffers as they were.
 
-    Its work has a future with its tensors, which a reducer takes out of it: that of the fake
-    process group has none in it, and its operators know no fake tensors until PyTorch 2.10.
+    A reducer takes the tensors out of the future of the work. The future of the fake process group
+    has none, and its operators know no fake tensors until PyTorch 2.10.
     """
     work = make_work(args[0] if isinstance(args[0], list) else [args[0]]).boxed()
     return work if len(func._schema.returns) == 1 else (args[0], work)

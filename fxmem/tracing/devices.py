@@ -1,12 +1,12 @@
-"""Devices that the user's code names and asks for, on a machine that may have none of them.
+"""Translation of the devices that the user's code names and asks for.
 
 ``x.cuda()``, ``torch.zeros(8, device="cuda")`` and the like mean: where the model runs. An analysis
 runs no model anywhere; its tensors are fake ones on the CPU, and fake tensors on an accelerator
-abort the process where PyTorch was built without it. So within :func:`translate_devices` such names
-mean the device of the fake tensors. Where that is not the host's, but stands for a GPU
-(:mod:`fxmem.kernels.cuda.gpu`), the code must not notice: it reads ``x.device`` to make a tensor
-beside ``x``, asks ``x.is_cuda`` or compares ``x.device.type``. Such questions are answered with
-``cuda:0``.
+abort the process where PyTorch was built without that accelerator. So within
+:func:`translate_devices` such names mean the device of the fake tensors. Where that is not the
+host's, but stands for a GPU (:mod:`fxmem.kernels.cuda.gpu`), the code must not notice: it reads
+``x.device`` to make a tensor beside ``x``, asks ``x.is_cuda`` or compares ``x.device.type``. Such
+questions are answered with ``cuda:0``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NO_INDEX = -1
 """Result of ``tensor.get_device()`` on the CPU."""
 _ACCELERATOR = re.compile(r"(cuda|mps|xpu|npu|hpu|mtia|xla)(:\d+)?")
 _AUTOCASTS = frozenset({"torch.amp.autocast_mode", "torch._library.custom_ops"})
-"""Modules that cast what is on CUDA, for autograd functions and operators of the user."""
+"""Modules that cast tensors on CUDA, for autograd functions and operators of the user."""
 _MAKES_DTENSOR = "torch.distributed.tensor._api", "__new__"
 """Module and function that made, until PyTorch 2.9, a DTensor on the device that it sees."""
 _ANSWERS: dict[Any, Any] = {
@@ -67,7 +67,7 @@ _STUBS: dict[str, Callable[..., Any]] = {
 def translate_devices(
     device: torch.device = _HOST, named: set[str] | None = None
 ) -> Iterator[None]:
-    """Has every accelerator that the code names mean the device of the target's fake tensors.
+    """Turns every accelerator that the code names into the device of the target's fake tensors.
 
     PyTorch's private packages (fake kernels, decompositions) and fxmem itself see what is.
 
@@ -106,17 +106,12 @@ def translate_devices(
         yield
 
 
-@contextlib.contextmanager
-def keep_default_on_cpu() -> Iterator[None]:
+def keep_default_on_cpu() -> contextlib.AbstractContextManager[Any]:
     """Makes nothing on an accelerator that is the default device, as the user set it.
 
-    For what fxmem makes itself: :func:`translate_devices` takes longer, and does this too.
+    For tensors that fxmem makes: :func:`translate_devices` takes longer, and does this too.
     """
-    if _device.CURRENT_DEVICE is None:
-        yield
-        return
-    with _HOST:
-        yield
+    return contextlib.nullcontext() if _device.CURRENT_DEVICE is None else _HOST
 
 
 class _Thread(threading.local):
@@ -124,7 +119,7 @@ class _Thread(threading.local):
 
 
 class _Translator(TorchFunctionMode):
-    """Answers what functions say of devices, and turns those that they are given.
+    """Answers questions about devices, and turns the devices that functions are given.
 
     Attributes:
         is_busy: A function is running in this thread; its calls do not pass through the mode.

@@ -151,7 +151,7 @@ def mark_held(fake: torch.Tensor) -> None:
 
 
 def comes_of_held(arguments: Any, answer: Any) -> bool:
-    """Tells whether an answer that tensors' values decided may be another one in another step.
+    """Returns whether an answer that tensors' values decided may differ in another step.
 
     Where the values are not known, a bool says that all is well, and a number is the size hint.
     """
@@ -164,7 +164,7 @@ def comes_of_held(arguments: Any, answer: Any) -> bool:
 
 
 def answer_fake_checks() -> contextlib.AbstractContextManager[None]:
-    """Has tensors whose value is known count as real ones where transformers asks.
+    """Lets tensors of known value pass for real ones where transformers asks.
 
     ``masking_utils._ignore_causal_mask_sdpa`` looks whether a mask masks anything, but not into
     fake tensors, for which it makes masks that no run has.
@@ -208,7 +208,7 @@ _assumed: ContextVar[bool | None] = ContextVar("assumed", default=None)
 
 @contextlib.contextmanager
 def assume_passing(answer: bool) -> Iterator[None]:
-    """Has every check of a function in C++ pass with one answer, within."""
+    """Answers every check of a function in C++ alike, within, so that it passes."""
     token = _assumed.set(answer)
     try:
         yield
@@ -294,7 +294,7 @@ def _is_negated(test: ast.expr) -> bool:
 
 
 def is_in_while(frame: FrameType | None) -> bool:
-    """Tells whether the innermost loop that runs is a ``while``."""
+    """Returns whether the innermost loop that runs is a ``while``."""
     while frame is not None:
         if not frame.f_code.co_filename.startswith((_TORCH, *_BETWEEN)):
             loops = _list_loops(frame.f_code.co_filename)
@@ -335,7 +335,7 @@ def _ends_in_raise(body: list[ast.stmt]) -> bool:
 
 
 def _only_tells(branch: ast.If, function: ast.FunctionDef) -> bool:
-    """Tells whether a branch only warns or logs, with texts that are put together in it.
+    """Returns whether a branch only warns or logs, with texts that it puts together itself.
 
     As transformers' ``warn_if_padding_and_no_attention_mask`` does.
     """

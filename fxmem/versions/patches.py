@@ -19,7 +19,7 @@ class Interface:
         since: The first release that has them.
         before: The first release that has them no more.
         is_patched: Whether an analysis replaces them.
-        is_optional: Whether fxmem does without those that a build or a release lacks.
+        is_optional: Whether fxmem does without a name that a build or a release lacks.
     """
 
     owner: str

@@ -7,8 +7,8 @@ kernels stand-ins that cast the fake tensors of the GPU by the same policies
 (:mod:`fxmem.kernels.autocast.policies`). The rest is PyTorch's own: nesting,
 ``enabled=False``, ``custom_fwd``, what ``torch.is_autocast_enabled`` answers.
 
-To PyTorch these tensors lie on the CPU. Its kernels for ``torch.autocast("cpu")``, which is for
-what lies on the host, have stand-ins too, which let them pass.
+To PyTorch these tensors lie on the CPU. Its kernels for ``torch.autocast("cpu")``, which casts
+tensors on the host, have stand-ins too, which leave tensors of the GPU alone.
 
 Source: ``aten/src/ATen/autocast_mode.h``, ``autocast_mode.cpp``, ``torch/amp/autocast_mode.py``.
 """
@@ -61,7 +61,7 @@ CUDA.function(functional.binary_cross_entropy_with_logits)(
 @CUDA.context
 @contextlib.contextmanager
 def lower_autocast() -> Iterator[None]:
-    """Has CUDA's autocast work on fake tensors of the GPU, where the step turns it on.
+    """Makes CUDA's autocast cast fake tensors of the GPU, where the step turns it on.
 
     On exit all is as it was, autocast's state included. Autocast stays off where there is no GPU:
     see :func:`fxmem.kernels.cuda.present_gpu.show_gpu`.

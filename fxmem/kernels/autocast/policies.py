@@ -77,7 +77,7 @@ def cast_cached(dtype: torch.dtype, value: Any) -> Any:
 
 
 def reach_gpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Tells whether an argument is on the GPU, and brings autocast along."""
+    """Returns whether an argument is on the GPU, so that autocast casts."""
     return any(map(is_on_gpu, _iterate_leaves((args, kwargs))))
 
 
@@ -106,8 +106,8 @@ def follow_autocast(operator: OpOverload) -> Callable[[_F], _F]:
 
     For the replacement of a torch function, which runs before the operator is reached: it gets
     the arguments cast, and runs with autocast off, as what the operator calls does. Autocast must
-    cast all tensors of the operator: those of the function are found by their type. A function of
-    an operator that the installed release's autocast leaves alone stays as it is.
+    cast all tensors of the operator: the function's are found by their type. A function of an
+    operator that the installed release's autocast leaves alone stays as it is.
     """
     policy = find_policies().get(operator)
 
@@ -136,7 +136,7 @@ def exclude_key(key: torch._C.DispatchKey) -> contextlib.AbstractContextManager[
 
 
 def find_operators(names: Iterable[str], key: str = _KEY) -> dict[str, OpOverload]:
-    """Those of these ATen operators that the installed PyTorch has a kernel under a key for."""
+    """Finds the ATen operators among these for which PyTorch has a kernel under a key."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     return {name: _get_operator(name) for name in names if has_kernel(f"aten::{name}", key)}
 

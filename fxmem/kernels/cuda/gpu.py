@@ -24,7 +24,7 @@ from fxmem.tracing.fakes import find_inner
 from fxmem.versions import release
 
 GPU_DEVICE = torch.device("cpu", 0)
-"""Where fake tensors of the GPU lie; those of the host lie on ``torch.device("cpu")``."""
+"""Device of the GPU's fake tensors; fake tensors of the host lie on ``torch.device("cpu")``."""
 
 CUDA = Target("cuda", ANY, GPU_DEVICE)
 """PyTorch's CUDA build; filled by the modules beside this one, which the package imports."""

@@ -1,7 +1,7 @@
-"""A machine with one GPU, as far as a script can see.
+"""A machine with one GPU, as far as code can see.
 
 ``torch.cuda`` answers as on the target GPU, waits for nothing and keeps no states but the current
-stream. What the script puts on ``cuda`` is for the recorder.
+stream. Tensors that the code puts on ``cuda`` are for :mod:`fxmem.tracing.devices`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _Event(_Queue):
 class _Stream(_Queue):
     """A stream, which the allocator knows by its number.
 
-    As in ``c10/cuda/CUDAStream.cpp``, those of one priority come in turn from a pool.
+    As in ``c10/cuda/CUDAStream.cpp``, streams of one priority come in turn from a pool.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ def show_gpu(
     *,
     count: Callable[[], int] = lambda: 1,
 ) -> Iterator[None]:
-    """Lowers for a GPU within, and has ``torch.cuda`` tell of it.
+    """Lowers for a GPU within, and shows that GPU in ``torch.cuda``.
 
     Args:
         gpu: The GPU.
@@ -271,7 +271,7 @@ def _list_streams() -> dict[str, Any]:
 
 
 def _list_others(gpu: Gpu) -> dict[Any, dict[str, Any]]:
-    """Lists what tells of a GPU outside of ``torch.cuda`` and ``torch.accelerator``, by owner."""
+    """Lists replacements outside of ``torch.cuda`` and ``torch.accelerator``, by owner."""
     return {
         torch._C: {
             "_get_accelerator": _answer(torch.device("cuda")),  # which fully_shard asks
@@ -294,7 +294,7 @@ def _list_others(gpu: Gpu) -> dict[Any, dict[str, Any]]:
 
 
 def _forget_answers() -> None:
-    """Has functions ask again that keep whether there is a GPU."""
+    """Empties the caches of functions that keep whether there is a GPU."""
     for name in ("transformers.utils.import_utils", "torch.utils._triton"):
         for function in [*vars(sys.modules.get(name, object)).values()]:
             asks = getattr(getattr(function, "__wrapped__", None), "__code__", None)
