@@ -9,7 +9,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Container, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
@@ -31,7 +30,7 @@ from fxmem.kernels.functions import lower_functions
 from fxmem.loading.building import silence_fake_kernels
 from fxmem.memory.allocator import AllocatorMeter, DeviceMemory
 from fxmem.parallelism.process_group import offer_group, run_outside_modes
-from fxmem.patching import hold_process
+from fxmem.patching import hold_process, patch
 from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.isolation import replace_inference_mode
 from fxmem.recording.options import Options
@@ -167,9 +166,10 @@ class Session:
         ]
         if self._recorder.makes_fakes:
             replacements.append((nn.Parameter, "__new__", self._make_parameter))
-        with contextlib.ExitStack() as stack:
-            for owner, name, make in replacements:
-                stack.enter_context(mock.patch.object(owner, name, make(getattr(owner, name))))
+        patches: dict[Any, dict[str, Any]] = {}
+        for owner, name, make in replacements:
+            patches.setdefault(owner, {})[name] = make(getattr(owner, name))
+        with patch(patches):
             torch.__future__.set_swap_module_params_on_conversion(True)
             try:
                 yield
