@@ -32,35 +32,24 @@ class Interface:
     is_optional: bool = False
 
 
-def _patch(
-    owner: str,
-    names: str,
-    purpose: str,
-    replacement: str = "none",
-    *,
-    is_optional: bool = False,
-    since: Release | None = None,
-    before: Release | None = None,
-) -> Interface:
-    listed = tuple(names.split())
-    return Interface(owner, listed, purpose, replacement, since, before, True, is_optional)
-
-
 _SHOW = "answer as on a machine with the target GPU"
+_EAGER = "run eagerly what would be compiled"
+_INFERENCE = "run inference mode so that a TorchDispatchMode sees operators"
+_REAL = "keep batches real"
+_JOIN = "be one rank of a process group whose other ranks are not there"
+_FOREACH = "take foreach loops for fake parameters", "foreach=True, which users do not write"
 _MEMORY = (
     "empty_cache reset_peak_memory_stats reset_accumulated_memory_stats memory_stats"
     " memory_allocated max_memory_allocated memory_reserved max_memory_reserved"
 )
-_OBJECTS = "exchange objects with ranks that are not there"
-_EXCHANGED = (
-    "broadcast_object_list all_gather_object gather_object scatter_object_list monitored_barrier"
+_EXCHANGE = (
+    "init_process_group new_group broadcast_object_list all_gather_object gather_object"
+    " scatter_object_list monitored_barrier"
 )
-_JOIN = "be one rank of a process group whose other ranks are not there"
-
-PATCHES = (
+_ROWS: tuple[tuple[str, ...], ...] = (
     # -- the GPU that is not there --
-    _patch(
-        "torch.cuda",
+    (
+        "torch.cuda?",
         "is_available is_initialized is_bf16_supported _is_in_bad_fork is_current_stream_capturing"
         " current_device _exchange_device _maybe_exchange_device initial_seed init _lazy_init"
         " synchronize set_device ipc_collect manual_seed manual_seed_all seed seed_all"
@@ -72,184 +61,163 @@ PATCHES = (
         " HalfTensor BFloat16Tensor LongTensor IntTensor ShortTensor CharTensor ByteTensor"
         " BoolTensor",
         _SHOW,
-        is_optional=True,
     ),
-    _patch(
-        "torch.cuda.memory",
+    (
+        "torch.cuda.memory?",
         "is_initialized _lazy_init _record_memory_history _dump_snapshot mem_get_info"
         f" set_per_process_memory_fraction memory_stats_as_nested_dict memory_summary {_MEMORY}",
         _SHOW,
-        is_optional=True,
     ),
-    _patch(
-        "torch.accelerator",
+    (
+        "torch.accelerator?",
         "is_available current_device_index synchronize set_device_index get_device_capability"
         f" current_accelerator device_count get_memory_info {_MEMORY} set_stream current_stream",
         _SHOW,
-        is_optional=True,
     ),
-    _patch(
-        "torch._C",
+    (
+        "torch._C?",
         "_get_accelerator _cuda_getCurrentRawStream _cuda_isInBadFork _cuda_clearCublasWorkspaces"
         " _accelerator_exchangeDevice _accelerator_maybeExchangeDevice",
         _SHOW,
-        is_optional=True,
     ),
-    _patch("torch", "Generator Stream Event set_default_tensor_type", _SHOW),
-    _patch("torch.version", "cuda", _SHOW),
-    _patch("torch.backends.cudnn", "version", _SHOW),
-    _patch("torch.cuda.nccl", "version", _SHOW),
-    _patch("torch.cuda.nvtx", "range_push range_pop", _SHOW),
-    _patch("torch.distributed", "is_nccl_available", _SHOW, is_optional=True),
-    _patch("torch.cuda.amp.common", "amp_definitely_not_available", _SHOW),
-    _patch("torch.Tensor", "record_stream __new__", _SHOW),
-    _patch("torch.nn.parallel.data_parallel.DataParallel", "scatter", _SHOW),
-    _patch(
-        "torch._subclasses.fake_tensor.FakeTensor",
-        "device",
-        "show fake tensors of the GPU as lying there",
-    ),
-    *(
-        _patch(
-            owner,
-            "_foreach_supported_types",
-            "have optimizers take their foreach loops for fake parameters",
-            "foreach=True, which users do not write",
-        )
-        for owner in ("torch.optim.optimizer", "torch.utils._foreach_utils")
-    ),
-    _patch(
+    ("torch", "Generator Stream Event set_default_tensor_type", _SHOW),
+    ("torch.version", "cuda", _SHOW),
+    ("torch.backends.cudnn", "version", _SHOW),
+    ("torch.cuda.nccl", "version", _SHOW),
+    ("torch.cuda.nvtx", "range_push range_pop", _SHOW),
+    ("torch.distributed?", "is_nccl_available", _SHOW),
+    ("torch.cuda.amp.common", "amp_definitely_not_available", _SHOW),
+    ("torch.Tensor", "record_stream __new__", _SHOW),
+    ("torch.nn.parallel.data_parallel.DataParallel", "scatter", _SHOW),
+    ("torch._subclasses.fake_tensor.FakeTensor", "device", "show fake tensors as on the GPU"),
+    ("torch.optim.optimizer", "_foreach_supported_types", *_FOREACH),
+    ("torch.utils._foreach_utils", "_foreach_supported_types", *_FOREACH),
+    (
         "torch.utils.checkpoint.DefaultDeviceType",
         "_default_device_type",
         "have checkpoints restore the GPU's autocast",
         "set_device_type, which reads it no more",
     ),
     # -- what runs otherwise on fake tensors --
-    _patch("torch", "clear_autocast_cache", "know until when casts of weights are kept"),
-    _patch(
-        "torch.overrides", "has_torch_function", "keep modules on their fast paths in inference"
-    ),
-    _patch("torch", "compile", "run eagerly what would be compiled"),
-    _patch("torch.nn.modules.module.Module", "compile", "run eagerly what would be compiled"),
-    _patch(
+    ("torch", "clear_autocast_cache", "know until when casts of weights are kept"),
+    ("torch.overrides", "has_torch_function", "keep modules on their fast paths in inference"),
+    ("torch", "compile", _EAGER),
+    ("torch.nn.modules.module.Module", "compile", _EAGER),
+    (
         "torch._dynamo.eval_frame",
         "_stance _callback_from_stance",
         "run functions eagerly that were compiled before, and say so",
         "torch.compiler.set_stance, without saying so",
     ),
-    _patch(
+    (
         "torch.nn.attention.flex_attention",
         "_validate_sdpa_input create_block_mask",
-        "refuse what only compiled code computes in little memory",
+        "refuse code that takes little memory only if it is compiled",
     ),
-    _patch(
-        "torch.nn.init",
-        "_no_grad_trunc_normal_",
-        "initialise weights that a fake tensor cannot hold",
-    ),
-    _patch(
+    ("torch.nn.init", "_no_grad_trunc_normal_", "initialise weights that a fake cannot hold"),
+    (
         "torch.nn.modules.module.Module",
         "_apply",
         "see a model moved to a device, and move parameters that are fake",
         "a TorchFunctionMode",
     ),
-    _patch("torch.nn.parameter.UninitializedTensorMixin", "materialize", "settle lazy parameters"),
-    _patch(
-        "torch._C",
-        "_InferenceMode _set_grad_enabled",
-        "run inference mode on tensors that a TorchDispatchMode sees",
-    ),
-    _patch("torch", "set_autocast_cache_enabled is_inference_mode_enabled", "run inference mode"),
-    _patch("torch", "get_rng_state", "count the copies of random states"),
-    _patch("torch.random", "get_rng_state default_generator", "see random states copied or set"),
-    _patch("torch.autograd", "backward", "stop a script that trains when it is imported"),
+    ("torch.nn.parameter.UninitializedTensorMixin", "materialize", "settle lazy parameters"),
+    ("torch._C", "_InferenceMode _set_grad_enabled", _INFERENCE),
+    ("torch", "set_autocast_cache_enabled is_inference_mode_enabled", _INFERENCE),
+    ("torch", "get_rng_state", "count the copies of random states"),
+    ("torch.random", "get_rng_state default_generator", "see random states copied or set"),
+    ("torch.autograd", "backward", "stop a script that trains when it is imported"),
     # -- what is watched --
-    _patch("torch.nn.modules.module.Module", "__call__", "make nodes of leaf modules"),
-    _patch("torch.autograd.function.Function", "apply", "make nodes of a user's functions"),
-    _patch(
+    ("torch.nn.modules.module.Module", "__call__", "make nodes of leaf modules"),
+    ("torch.autograd.function.Function", "apply", "make nodes of a user's functions"),
+    (
         "torch.utils.checkpoint",
         "_checkpoint_without_reentrant_generator",
         "see which calls of a model are checkpoints",
     ),
-    _patch(
+    (
         "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup",
         "pre_forward",
-        "name what gathers parameters",
+        "make nodes of gathered parameters",
     ),
-    _patch(
+    (
         "torch.autograd.graph",
         "disable_saved_tensors_hooks",
         "let transforms of torch.func run while saved tensors are watched",
     ),
-    _patch("torch.storage.UntypedStorage", "resize_", "see storages resized"),
-    _patch("torch.autograd", "_engine_run_backward", "see a script's backward"),
-    _patch("torch.optim.optimizer.Optimizer", "__init__", "see a script's optimizers"),
-    _patch("torch._subclasses.fake_tensor.FakeTensor", "tolist", "answer a script's reads"),
-    _patch("torch.nn.parameter.Parameter", "__new__", "make a script's parameters fake"),
-    _patch("torch.utils", "swap_tensors", "swap tensors that something holds weak references to"),
-    _patch("torch", "save load", "leave the files of a script as they are"),
-    _patch("torch.utils.data.dataloader.DataLoader", "__init__ __iter__", "keep batches real"),
-    _patch("torch.utils.data.dataloader._BaseDataLoaderIter", "__next__", "keep batches real"),
+    ("torch.storage.UntypedStorage", "resize_", "see storages resized"),
+    ("torch.autograd", "_engine_run_backward", "see a script's backward"),
+    ("torch.optim.optimizer.Optimizer", "__init__", "see a script's optimizers"),
+    ("torch._subclasses.fake_tensor.FakeTensor", "tolist", "answer a script's reads"),
+    ("torch.nn.parameter.Parameter", "__new__", "make a script's parameters fake"),
+    ("torch.utils", "swap_tensors", "swap tensors that something holds weak references to"),
+    ("torch", "save load", "leave the files of a script as they are"),
+    ("torch.utils.data.dataloader.DataLoader", "__init__ __iter__", _REAL),
+    ("torch.utils.data.dataloader._BaseDataLoaderIter", "__next__", _REAL),
     # -- processes that are not there --
-    _patch("torch.multiprocessing", "start_processes", _JOIN),
-    _patch("torch.multiprocessing.spawn", "start_processes", _JOIN),
-    _patch("torch.distributed.launcher.api", "launch_agent", _JOIN),
-    _patch(
-        "torch.distributed",
-        f"init_process_group new_group get_backend Reducer {_EXCHANGED}",
-        f"{_JOIN}; see when the reducer reads its own counts",
-    ),
-    _patch(
-        "torch.distributed.distributed_c10d", f"init_process_group new_group {_EXCHANGED}", _JOIN
-    ),
-    _patch(
-        "torch.distributed.device_mesh", "init_process_group new_group", _JOIN, is_optional=True
-    ),
-    _patch(
-        "torch.distributed.device_mesh.DeviceMesh",
+    ("torch.multiprocessing", "start_processes", _JOIN),
+    ("torch.multiprocessing.spawn", "start_processes", _JOIN),
+    ("torch.distributed.launcher.api", "launch_agent", _JOIN),
+    ("torch.distributed", f"get_backend {_EXCHANGE}", _JOIN),
+    ("torch.distributed", "Reducer", "see when it reads its own counts"),
+    ("torch.distributed.distributed_c10d", _EXCHANGE, _JOIN),
+    ("torch.distributed.device_mesh?", "init_process_group new_group", _JOIN),
+    (
+        "torch.distributed.device_mesh.DeviceMesh?",
         "__init__ __getitem__ _flatten _unflatten _concatenate from_group",
-        "compute with the real tensors of ranks in it",
-        is_optional=True,
+        "compute with the ranks of a mesh, which are real tensors",
     ),
-    _patch(
+    (
         "torch.distributed.distributed_c10d.ProcessGroup",
         "_start_coalescing _end_coalescing",
         "send and receive in batches where no backend can, up to 2.7",
         "torch.distributed.batch_isend_irecv of fxmem's own",
     ),
-    _patch(
+    (
         "torch.nn.parallel.distributed",
         "_verify_param_shape_across_processes _sync_module_states",
         "build DistributedDataParallel without other ranks",
         "a process group of fxmem's own",
     ),
-    _patch(
+    (
         "torch.nn.parallel.distributed.DistributedDataParallel",
         "_check_comm_hook",
         "take hooks that ask for NCCL",
     ),
-    _patch(
-        "torch.distributed.tensor._sharding_prop.ShardingPropagator",
+    (
+        "torch.distributed.tensor._sharding_prop.ShardingPropagator?",
         "_propagate_tensor_meta_non_cached",
         "leave out the tensors of global shapes on which DTensor infers the shapes of results",
         "leave out operators that run within torch.distributed.tensor's own frames",
-        is_optional=True,
     ),
-    _patch(
+    (
         "torch.distributed.fsdp._fully_shard._fsdp_param",
         "_chunk_with_empty",
         "make of a parameter the shards that a rank takes, and not those of all ranks",
         "let it make all, which takes longer on many ranks",
     ),
-    _patch(
+    (
         "torch.distributed.tensor._op_schema",
         "_rebuild_tensor_from_dtensor_meta",
         "keep DTensor from making fake tensors on a GPU, which is not there",
     ),
-    _patch(
+    (
         "torch.distributed.tensor._random",
         "OffsetBasedRNGTracker _rng_tracker",
         "keep DTensor from reading the GPU's random number generator",
         "a state of fxmem's own",
     ),
+)
+"""Owner, names, use, and a way to do without. A release may lack names of an owner with ``?``."""
+
+PATCHES = tuple(
+    Interface(
+        owner.removesuffix("?"),
+        tuple(names.split()),
+        purpose,
+        "".join(instead) or "none",
+        is_patched=True,
+        is_optional=owner.endswith("?"),
+    )
+    for owner, names, purpose, *instead in _ROWS
 )
