@@ -42,6 +42,7 @@ from fxmem.kernels.common import data_dependent
 from fxmem.kernels.cuda.gpu import CUDA, current_state
 from fxmem.kernels.cuda.recurrent import count_weights
 from fxmem.patching import patch
+from fxmem.tracing.conditions import leave_autocast
 from fxmem.versions.fallbacks import find_kernel, override_kernel
 from fxmem.versions.operators import aten
 
@@ -78,7 +79,7 @@ def lower_autocast() -> Iterator[None]:
         # Whose autocast a checkpoint's recomputation enters: that of the accelerator.
         DefaultDeviceType: {"_default_device_type": _DEVICE},
     }
-    with _keep_state(), patch(replacements):
+    with leave_autocast(), patch(replacements):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that kernels are overridden: once in a process
@@ -89,24 +90,6 @@ def lower_autocast() -> Iterator[None]:
         finally:
             library._destroy()  # type: ignore[no-untyped-call]
             current_state().casts.clear()
-
-
-@contextlib.contextmanager
-def _keep_state() -> Iterator[None]:
-    """Undoes an autocast that was entered and, in an error, not left."""
-    enabled, dtype = torch.is_autocast_enabled(_DEVICE), torch.get_autocast_dtype(_DEVICE)
-    caches = torch.is_autocast_cache_enabled()
-    torch.autocast_increment_nesting()
-    depth = torch.autocast_decrement_nesting()
-    try:
-        yield
-    finally:
-        torch.set_autocast_enabled(_DEVICE, enabled)
-        torch.set_autocast_dtype(_DEVICE, dtype)
-        torch.set_autocast_cache_enabled(caches)
-        torch.autocast_increment_nesting()
-        for _ in range(torch.autocast_decrement_nesting() - depth):
-            torch.autocast_decrement_nesting()
 
 
 @functools.cache
