@@ -14,19 +14,16 @@ from torch import fx, nn
 from fxmem.analysis import Analysis, Setup
 from fxmem.errors import DataDependentError, TraceError, UsageError
 from fxmem.graph import Category
-from fxmem.kernels.autocast.dispatch import allow_autocast
-from fxmem.kernels.cpu import CPU
-from fxmem.kernels.cuda import CUDA
-from fxmem.kernels.registry import Backend
+from fxmem.kernels.cuda.present_gpu import show_gpu
 from fxmem.loading.building import silence_fake_kernels
 from fxmem.loading.inputs import check_inputs, check_model, gather_inputs
 from fxmem.loading.target import load_target, prepare_targets
 from fxmem.memory.allocator import AllocatorSettings, parse_settings
 from fxmem.parallelism.layout import Layout
 from fxmem.parallelism.process_group import offer_group
+from fxmem.patching import hold_process
 from fxmem.recording.blueprint import Blueprint
 from fxmem.recording.failures import is_traced
-from fxmem.recording.isolation import hold_process
 from fxmem.recording.losses import resolve_loss
 from fxmem.recording.optimizers import resolve_optimizer
 from fxmem.recording.options import (
@@ -41,7 +38,7 @@ from fxmem.recording.options import (
 from fxmem.recording.step import Recording
 from fxmem.tracing.compiled import NOT_COMPILED
 from fxmem.tracing.conditions import leave_autocast
-from fxmem.tracing.devices import replace_devices
+from fxmem.tracing.devices import translate_devices
 from fxmem.tracing.fakes import describe_inputs, make_fake_mode
 from fxmem.tracing.modules import describe_model, remember_model
 from fxmem.tracing.state import save_random_states
@@ -75,7 +72,7 @@ def analyze_model(
     other = None
     layout = chosen.layout
     choices = (model, loss, optimizer, layout and layout.parallelize)
-    with isolate_analysis(*choices, target=chosen.target, layout=layout):
+    with isolate_analysis(*choices, options=chosen, layout=layout):
         blueprint = _draw_blueprint(model, *inputs, loss, optimizer, chosen)
         described = describe_model(blueprint.model)
         given = blueprint.make_inputs()
@@ -151,9 +148,9 @@ def _describe_layout(layout: Layout | None) -> dict[str, Any]:
 
 def analyze_again(analysis: Analysis) -> Analysis:
     """Records an analysed step again, with its model as it has been changed since."""
-    blueprint, target = analysis.blueprint, analysis.blueprint.options.target
-    layout = blueprint.options.layout
-    with isolate_analysis(layout and layout.parallelize, target=target, layout=layout):
+    blueprint, options = analysis.blueprint, analysis.blueprint.options
+    layout = options.layout
+    with isolate_analysis(layout and layout.parallelize, options=options, layout=layout):
         recording = _record(blueprint, analysis.setup.inputs).recording
     return replace(analysis, graph=recording.graph, fx_graph=recording.fx_graph)
 
@@ -168,7 +165,7 @@ def trace_model(
     """
     chosen = resolve_options(**options)
     inputs = gather_inputs(args, kwargs)
-    with isolate_analysis(model, target=chosen.target):
+    with isolate_analysis(model, options=chosen):
         blueprint = _draw_blueprint(model, *inputs, None, None, chosen)
         kinds = {type(module) for module in model.modules()}
         with contextlib.ExitStack() as after, restore_user_state(kinds), blueprint.fake_mode:
@@ -178,9 +175,15 @@ def trace_model(
 
 @contextlib.contextmanager
 def isolate_analysis(
-    *choices: object, target: Backend = CPU, layout: Layout | None = None
+    *choices: object, options: Options | None = None, layout: Layout | None = None
 ) -> Iterator[None]:
-    """Runs an analysis of arguments that may be a TARGET as in a process of its own."""
+    """Runs an analysis of arguments that may be a TARGET as in a process of its own.
+
+    Within, there is a GPU where the options' target is one; without options there is none.
+    """
+    gpu, count = None, 1 if layout is None else layout.world_size
+    if options is not None and options.target.name == "cuda":
+        gpu = options.architecture
     with (
         hold_process(),
         torch.inference_mode(False),
@@ -188,8 +191,8 @@ def isolate_analysis(
         leave_autocast(),
         prepare_targets(*choices),
         silence_fake_kernels(),
-        offer_group(layout, "nccl" if target is CUDA else "gloo"),
-        allow_autocast() if target is CUDA else contextlib.nullcontext(),
+        offer_group(layout, "gloo" if gpu is None else "nccl"),
+        contextlib.nullcontext() if gpu is None else show_gpu(gpu, count=lambda: count),
     ):
         yield
 
@@ -203,7 +206,7 @@ def _draw_blueprint(
     options: Options,
 ) -> Blueprint:
     fake_mode, named_devices = make_fake_mode(), set[str]()
-    with replace_devices(named_devices):
+    with translate_devices(named=named_devices):
         source = load_target(model, fake_mode) if isinstance(model, str) else model
         make_optimizer = resolve_optimizer(load_choice(optimizer))
         step_loss = resolve_loss(load_choice(loss))

@@ -12,7 +12,7 @@ from torch import nn
 
 from fxmem.loading.building import silence_fake_kernels
 from fxmem.loading.target import load_target, prepare_targets
-from fxmem.tracing.devices import keep_default_on_cpu, replace_devices
+from fxmem.tracing.devices import keep_default_on_cpu, translate_devices
 from fxmem.tracing.fakes import make_fake_mode
 
 _FOLDED: dict[type[nn.Module], type[nn.Module]] = {
@@ -44,7 +44,7 @@ def fold_norms(model: nn.Module | str, fx_graph: Any) -> Iterator[tuple[nn.Modul
             prepare_targets(model),
             silence_fake_kernels(),
             keep_default_on_cpu(),
-            replace_devices(set()),
+            translate_devices(),
         ):
             model = load_target(model, make_fake_mode())
     before: list[tuple[nn.Module, str, Any]] = []

@@ -1,4 +1,4 @@
-"""``fxmem doctor``: what is installed, and what of it works; for a bug report."""
+"""``fxmem doctor``: a description of the installation, for a bug report."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--interfaces",
         action="store_true",
-        help="list the private interfaces of torch, and what each is for, in Markdown",
+        help="list the private interfaces of torch and all names that an analysis replaces, in"
+        " Markdown",
     )
 
 
@@ -57,7 +58,8 @@ def describe_installation() -> tuple[list[str], bool]:
     if torch.version.cuda is not None:
         build = f"for CUDA {torch.version.cuda}, cuDNN {cudnn.version()}"
     gpus = [cuda.get_device_name(at) for at in range(cuda.device_count())]
-    names = sum(len(each.names) for each in INTERFACES if is_release(each.since, each.before))
+    listed = (each for each in INTERFACES if not each.is_optional)
+    names = sum(len(each.names) for each in listed if is_release(each.since, each.before))
     missing = find_missing()
     verdict, is_supported = _judge_torch(missing)
     state = f"all {names} that this release has" if not missing else f"missing: {missing[0]}"
@@ -111,7 +113,7 @@ def _find_version(package: str) -> str:
 
 
 def write_interfaces() -> str:
-    """Writes the private interfaces of torch as a Markdown table."""
+    """Writes the private interfaces of torch, and the names replaced, as a Markdown table."""
     from tabulate import tabulate
 
     from fxmem.versions.interfaces import INTERFACES
@@ -123,6 +125,7 @@ def write_interfaces() -> str:
             "names": ", ".join(f"`{name}`" for name in interface.names),
             "since": write_release(interface.since) if interface.since else "",
             "before": write_release(interface.before) if interface.before else "",
+            "replaced": "yes" if interface.is_patched else "",
             "used to": interface.purpose,
             "instead": interface.replacement,
         }

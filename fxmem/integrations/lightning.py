@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import lightning
@@ -14,6 +13,7 @@ from torch import nn
 from fxmem.applying.module_plans import run_segments
 from fxmem.integrations.first_step import FirstStep, describe_optimizer
 from fxmem.loop import Loop
+from fxmem.patching import patch
 from fxmem.planning.plan import MODULES
 
 _PRECISIONS = {"bf16-mixed": "bf16", "16-mixed": "fp16"}
@@ -42,7 +42,7 @@ class FxmemCallback(FirstStep, lightning.Callback):
         self._is_checked = True
         step = _TrainingStep(pl_module)
         clip = trainer.gradient_clip_val
-        with _leave_out_reports(pl_module):
+        with patch({pl_module: dict.fromkeys(_REPORTS, lambda *_, **__: None)}):
             planned = self.check(
                 step,
                 (batch, batch_idx),
@@ -71,18 +71,6 @@ class _TrainingStep(nn.Module):
         takes_index = is_param_in_hook_signature(step, "batch_idx", min_args=2)
         output = step(batch, batch_idx) if takes_index else step(batch)
         return output["loss"] if isinstance(output, Mapping) else output
-
-
-@contextmanager
-def _leave_out_reports(module: Any) -> Iterator[None]:
-    """Has a LightningModule report nothing for a while."""
-    try:
-        for name in _REPORTS:
-            vars(module)[name] = lambda *args, **kwargs: None
-        yield
-    finally:
-        for name in _REPORTS:
-            del vars(module)[name]
 
 
 def _run_by_plan(module: Any, planned: nn.Module) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fxmem.kernels.registry import Backend, Function
+from fxmem.patching import patch
 
 _NESTED = (
     "nn.TransformerEncoder makes nested tensors of what its padding mask leaves, whose sizes and"
@@ -54,15 +55,13 @@ def lower_functions(target: Backend) -> Iterator[Mapping[str, None]]:
             return is_overridden(args)
         return any(_overrides_functions(type(tensor)) for tensor in args)
 
-    torch.overrides.has_torch_function = is_overridden_by_tensors
-    try:
-        with contextlib.ExitStack() as stack:
-            for context in target.contexts:
-                stack.enter_context(context())
-            stack.enter_context(Lowering(target))
-            yield notes
-    finally:
-        torch.overrides.has_torch_function = is_overridden
+    checks = {torch.overrides: {"has_torch_function": is_overridden_by_tensors}}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patch(checks))
+        for context in target.contexts:
+            stack.enter_context(context())
+        stack.enter_context(Lowering(target))
+        yield notes
 
 
 def _overrides_functions(kind: type) -> bool:

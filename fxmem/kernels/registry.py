@@ -114,7 +114,6 @@ class Backend:
         movers: From classes of modules to what ``module.to(device)`` does besides moving tensors.
         make_scaler: Makes the gradient scaler of a step in float16; None where there is none.
         contexts: Context managers that a step on this target runs in.
-        remarks: Why the node that runs takes a kernel that needs more memory than others.
     """
 
     def __init__(
@@ -135,7 +134,6 @@ class Backend:
         self.movers: dict[type[nn.Module], Mover] = {}
         self.make_scaler: Callable[[], Any] | None = None
         self.contexts: list[Context] = []
-        self.remarks: dict[str, None] = {}
 
     @property
     def functions(self) -> dict[Function, Function]:

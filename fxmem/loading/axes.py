@@ -1,4 +1,4 @@
-"""Dimensions of inputs that have one size in common, such as the batch, and other sizes there."""
+"""Axes of inputs: dimensions that share one size, such as the batch, and are resized together."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def find_axis(args: Any, kwargs: Any, axis: str | int | None = None) -> Axis:
 def resize_inputs(args: Any, kwargs: Any, axis: Axis, size: int) -> Inputs:
     """Gives inputs another size along an axis.
 
-    A tensor on the CPU keeps its values as far as they go, where that takes no more memory than
-    they do or it has integers, such as the lengths of sequences; others become specs.
+    A tensor on the CPU keeps its values as far as they go if it does not grow, or holds integers
+    such as the lengths of sequences; other tensors become specs.
     """
     leaves, structure = tree_flatten(gather_inputs(args, kwargs))
     done: dict[int, Any] = {}  # by the tensor: one that is given twice stays one

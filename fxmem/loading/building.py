@@ -22,6 +22,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
 
+from fxmem.patching import patch
 from fxmem.tracing.fakes import TensorCopier
 
 _FAKE_ERRORS = (
@@ -33,20 +34,13 @@ _FAKE_ERRORS = (
 
 
 def raised_by_fakes(error: Exception) -> bool:
-    """Tells whether real tensors might not have raised it."""
+    """Returns whether an error may come of fake tensors alone."""
     return isinstance(error, _FAKE_ERRORS) or "fake" in str(error).lower()
 
 
-@contextlib.contextmanager
-def silence_fake_kernels() -> Iterator[None]:
+def silence_fake_kernels() -> contextlib.AbstractContextManager[None]:
     """Keeps PyTorch from logging, with a traceback, what a fake kernel raises as well."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
+    return patch({logging.getLogger("torch._subclasses.fake_tensor"): {"disabled": True}})
 
 
 @contextlib.contextmanager
@@ -68,31 +62,27 @@ def make_parameters_fake(fake_mode: FakeTensorMode, *, on_registration: bool) ->
     def truncate_real(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return tensor if isinstance(tensor, FakeTensor) else truncate(tensor, *args, **kwargs)
 
-    nn.init._no_grad_trunc_normal_ = truncate_real
     try:
-        with replace_converted(), warnings.catch_warnings():
+        with (
+            patch({nn.init: {"_no_grad_trunc_normal_": truncate_real}}),
+            replace_converted(),
+            warnings.catch_warnings(),
+        ):
             # Copies of parameters ask where they lie: layers of nn.TransformerEncoder are copied.
             warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
             yield
     finally:
-        nn.init._no_grad_trunc_normal_ = truncate
         if handle:
             handle.remove()
 
 
-@contextlib.contextmanager
-def replace_converted() -> Iterator[None]:
+def replace_converted() -> contextlib.AbstractContextManager[None]:
     """Has ``nn.Module.to`` and its like put a converted fake parameter in the place of the old one.
 
     They swap the two (``Module._apply``), which torch refuses where something holds a weak
     reference to one, as the mode of the fakes does.
     """
-    original = nn.Module._apply
-    nn.Module._apply = _make_apply(original)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        nn.Module._apply = original  # type: ignore[method-assign]
+    return patch({nn.Module: {"_apply": _make_apply(nn.Module._apply)}})
 
 
 class _Registration:

@@ -22,6 +22,7 @@ from torch import nn
 
 from fxmem.errors import LoadError, summarize_error
 from fxmem.loading.parsing import Target
+from fxmem.patching import patch
 from fxmem.tracing.source import find_raising_source, find_source
 
 _MOST_NAMES = 8
@@ -31,7 +32,7 @@ _MAIN = "put what runs as a script under: if __name__ == '__main__'"
 
 @contextlib.contextmanager
 def keep_importable(target: Target) -> Iterator[None]:
-    """Has the folder of a target's file importable within, as ``python file.py`` has.
+    """Makes the folder of a target's file importable within, as ``python file.py`` does.
 
     The current folder is put on ``sys.path`` for good, as by ``python -m``.
     """
@@ -129,12 +130,8 @@ def _refuse_training(target: Target) -> Iterator[None]:
         at = f" at {where}" if where else ""
         raise LoadError(f"{target.where!r} trains when it is imported{at}", hint=_MAIN)
 
-    backward = torch.autograd.backward
-    torch.autograd.backward = refuse
-    try:
+    with patch({torch.autograd: {"backward": refuse}}):
         yield
-    finally:
-        torch.autograd.backward = backward
 
 
 def _find_package(target: Target) -> tuple[str, str]:

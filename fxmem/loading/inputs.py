@@ -88,7 +88,7 @@ def check_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
 
 
 def _is_dict_of_inputs(signature: inspect.Signature, args: Sequence[Any]) -> bool:
-    """Tells whether the only input is a dict of those that ``forward`` takes by name."""
+    """Returns whether the only input is a dict of arguments of ``forward``."""
     is_dict = len(args) == 1 and isinstance(args[0], Mapping) and bool(args[0])
     return is_dict and {*args[0]} <= {*signature.parameters}
 

@@ -40,7 +40,7 @@ class Target:
 
 
 def is_target(value: object) -> TypeGuard[str]:
-    """Tells whether a loss or an optimizer is named by a TARGET, and not by a name of fxmem's own.
+    """Returns whether a loss or an optimizer is named by a TARGET, not by a name of fxmem's own.
 
     >>> is_target("nets.py:make_loss"), is_target("adam(betas={0: 1})"), is_target(None)
     (True, False, False)

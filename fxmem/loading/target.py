@@ -37,8 +37,8 @@ def load_target(target: str, fake_mode: FakeTensorMode | None) -> nn.Module:
 
     The current folder is importable, as with ``python -m``, and a file's own folder while it
     loads. The random number generators are left as they were. To be called within
-    :func:`prepare_targets`, and :func:`fxmem.tracing.devices.replace_devices` for code that names
-    an accelerator.
+    :func:`prepare_targets`, and :func:`fxmem.tracing.devices.translate_devices` for code that
+    names an accelerator.
 
     Args:
         target: ``package.module:name`` or ``path/to/file.py:name``; the name, dotted or not, is

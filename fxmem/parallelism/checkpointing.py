@@ -18,7 +18,7 @@ from torch.utils.checkpoint import (
 from fxmem.errors import UsageError
 
 CHECKPOINTS = ("none", "ops", "layers:2", "full")
-"""Ways to checkpoint, those that recompute less first."""
+"""Ways to checkpoint, by how much they recompute, the least first."""
 
 _MATMULS = ("aten::mm", "aten::addmm")
 _SAVED = (

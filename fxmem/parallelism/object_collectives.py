@@ -6,10 +6,7 @@ Each object of another rank is taken to be as this rank's. Functions of
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import torch.distributed as dist
 
@@ -38,20 +35,11 @@ def _scatter(
         scatter_object_output_list[0] = scatter_object_input_list[dist.get_rank(group)]
 
 
-_REPLACED: dict[str, Any] = {
+OBJECT_COLLECTIVES: dict[str, Any] = {
     "broadcast_object_list": _broadcast,
     "all_gather_object": _gather_to_all,
     "gather_object": _gather,
     "scatter_object_list": _scatter,
     "monitored_barrier": lambda *_, **__: None,  # which gloo alone has
 }
-
-
-@contextlib.contextmanager
-def exchange_objects() -> Iterator[None]:
-    """Answers collectives of objects within."""
-    with (
-        mock.patch.multiple(dist, **_REPLACED),
-        mock.patch.multiple(dist.distributed_c10d, **_REPLACED),
-    ):
-        yield
+"""By name, the functions that answer collectives of objects."""

@@ -15,18 +15,19 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import distributed as parallel_distributed
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fxmem.errors import UsageError
 from fxmem.parallelism.layout import Layout
-from fxmem.parallelism.object_collectives import exchange_objects
-from fxmem.parallelism.reducer import make_work, run_reducers
+from fxmem.parallelism.object_collectives import OBJECT_COLLECTIVES
+from fxmem.parallelism.reducer import make_reducer_kind, make_work
+from fxmem.patching import change_items, patch
 from fxmem.versions.release import is_release
 
 _MESH_METHODS = ("__init__", "__getitem__", "_flatten", "_unflatten", "_concatenate", "from_group")
@@ -41,12 +42,14 @@ _ELASTIC = {
     "TORCHELASTIC_USE_AGENT_STORE": "False",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
 }
-"""What ``torchrun`` sets for all processes if nothing else is asked for."""
+"""Variables that ``torchrun`` sets for all processes by default."""
 _NOT_GIVEN = -1
 _WARNINGS = (
     "FSDP2-wrapped module .* returned a view",  # what in-place operations on it would do
     "Accessing the data pointer of FakeTensor",  # as FSDP1 compares it
 )
+_CHECKS = ("_verify_param_shape_across_processes", "_sync_module_states")
+"""Functions by which ``DistributedDataParallel`` compares ranks, and takes over their state."""
 _REBUILD = "_rebuild_tensor_from_dtensor_meta"
 _PROPAGATION = "_propagate_tensor_meta_non_cached"
 """Runs an operator of DTensors on fake tensors of global shapes, which the step never makes."""
@@ -59,10 +62,9 @@ def run_outside_modes() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
 def be_rank(
     rank: int, world_size: int, node_size: int | None = None, **variables: str
-) -> Iterator[None]:
+) -> contextlib.AbstractContextManager[None]:
     """Sets the variables that ``torchrun`` sets for one of its processes.
 
     Args:
@@ -82,8 +84,7 @@ def be_rank(
         "GROUP_WORLD_SIZE": world_size // node_size,
     }
     texts = {name: str(value) for name, value in numbers.items()}
-    with mock.patch.dict(os.environ, {**_ELASTIC, **texts, **variables}):
-        yield
+    return change_items(os.environ, {**_ELASTIC, **texts, **variables})
 
 
 @contextlib.contextmanager
@@ -123,9 +124,7 @@ def offer_group(layout: Layout | None = None, offered: str = "nccl") -> Iterator
                 place = rank if rank >= 0 else int(os.environ.get("RANK", 0))
                 stack.enter_context(_join(init_real, size, place, backend or "undefined"))
 
-        for owner in (dist, dist.distributed_c10d, device_mesh):
-            if hasattr(owner, "init_process_group"):
-                stack.enter_context(mock.patch.object(owner, "init_process_group", join))
+        stack.enter_context(patch(_replace_everywhere("init_process_group", join)))
         if layout is not None:
             stack.enter_context(be_rank(int(layout.rank), layout.world_size))
             join(offered)
@@ -136,9 +135,6 @@ def offer_group(layout: Layout | None = None, offered: str = "nccl") -> Iterator
 def _join(
     init_real: Callable[..., None], world_size: int, rank: int, backend: str
 ) -> Iterator[None]:
-    from torch.distributed.fsdp._fully_shard import _fsdp_param
-    from torch.distributed.tensor import _op_schema, _random
-    from torch.distributed.tensor._sharding_prop import ShardingPropagator
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     hook = sys.excepthook  # which joining replaces
@@ -146,52 +142,15 @@ def _join(
         init_real("fake", store=FakeStore(), rank=rank, world_size=world_size)
     sys.excepthook = hook
     _forget_meshes()
-    outside: list[tuple[Any, str]] = [(DeviceMesh, name) for name in _MESH_METHODS]
-    outside.append((ShardingPropagator, _PROPAGATION))
     logger = logging.getLogger("torch.distributed")
     level = logger.level
     logger.setLevel(logging.CRITICAL)  # advice on speed; errors, which are raised too
     with (
-        run_reducers(),
-        exchange_objects(),
+        patch(_list_patches(backend)),
         warnings.catch_warnings(),
-        contextlib.ExitStack() as stack,
     ):
         for message in _WARNINGS:
             warnings.filterwarnings("ignore", message=message)
-        stack.enter_context(mock.patch.object(_op_schema, _REBUILD, _rebuild_on_host))
-        tracker = type("OffsetBasedRNGTracker", (_StatelessTracker,), {})
-        stack.enter_context(mock.patch.object(_random, tracker.__name__, tracker))
-        stack.enter_context(mock.patch.object(_random, "_rng_tracker", None))
-        stack.enter_context(mock.patch.object(_fsdp_param, "_chunk_with_empty", _Chunks))
-        new_group, get_backend = dist.new_group, dist.get_backend
-        asked: dict[Any, str] = {}  # by group
-
-        def new_fake_group(
-            *args: Any, backend: Any = None, pg_options: Any = None, **kw: Any
-        ) -> Any:
-            made = new_group(*args[:2], **kw)  # on no other backend, such as gloo's on the host
-            asked[made] = backend or asked[None]
-            return made
-
-        def get_asked_backend(group: Any = None) -> str:
-            """Answers users, and ``torch.distributed.nn``, whose gradients depend on it."""
-            get_backend(group)
-            return asked.get(group, asked[None]).lower()
-
-        asked[None] = backend
-        stack.enter_context(mock.patch.object(dist, "get_backend", get_asked_backend))
-        for owner in (dist, dist.distributed_c10d, device_mesh):
-            if hasattr(owner, "new_group"):
-                stack.enter_context(mock.patch.object(owner, "new_group", new_fake_group))
-        if is_release(before=(2, 8)):  # which coalesces what a GPU sends, whatever the backend
-            for name, end in ("_start_coalescing", None), ("_end_coalescing", make_work([])):
-                stub = lambda *_, end=end: end  # noqa: E731
-                stack.enter_context(mock.patch.object(dist.ProcessGroup, name, stub))
-        for kind, name in outside:
-            if name in vars(kind):
-                method = _run_real(vars(kind)[name])
-                stack.enter_context(mock.patch.object(kind, name, method))
         try:
             yield
         finally:
@@ -201,8 +160,62 @@ def _join(
                 dist.destroy_process_group()
 
 
+def _list_patches(backend: str) -> dict[Any, dict[str, Any]]:
+    """Lists what code finds in a group whose other ranks are not there, by owner and name.
+
+    Args:
+        backend: The backend that the group seems to have.
+    """
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+    from torch.distributed.tensor import _op_schema, _random
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    new_group, get_backend = dist.new_group, dist.get_backend
+    asked: dict[Any, str] = {None: backend}  # by group
+
+    def new_fake_group(*args: Any, backend: Any = None, pg_options: Any = None, **kw: Any) -> Any:
+        made = new_group(*args[:2], **kw)  # on no other backend, such as gloo's on the host
+        asked[made] = backend or asked[None]
+        return made
+
+    def get_asked_backend(group: Any = None) -> str:
+        """Answers users, and ``torch.distributed.nn``, whose gradients depend on it."""
+        get_backend(group)
+        return asked.get(group, asked[None]).lower()
+
+    patches = _replace_everywhere("new_group", new_fake_group)
+    for module in (dist, dist.distributed_c10d):
+        patches[module].update(OBJECT_COLLECTIVES)
+    patches[dist].update(get_backend=get_asked_backend, Reducer=make_reducer_kind())
+    tracker = type("OffsetBasedRNGTracker", (_StatelessTracker,), {})
+    patches |= {
+        parallel_distributed: dict.fromkeys(_CHECKS, _pass),
+        parallel_distributed.DistributedDataParallel: {"_check_comm_hook": _pass},
+        _op_schema: {_REBUILD: _rebuild_on_host},
+        _random: {tracker.__name__: tracker, "_rng_tracker": None},
+        _fsdp_param: {"_chunk_with_empty": _Chunks},
+        DeviceMesh: _run_outside(DeviceMesh, _MESH_METHODS),
+        ShardingPropagator: _run_outside(ShardingPropagator, (_PROPAGATION,)),
+    }
+    if is_release(before=(2, 8)):  # which coalesces what a GPU sends, whatever the backend
+        done = make_work([])
+        ends = {"_start_coalescing": lambda *_: None, "_end_coalescing": lambda *_: done}
+        patches[dist.ProcessGroup] = ends
+    return patches
+
+
+def _pass(*_args: Any, **_kwargs: Any) -> None:
+    pass
+
+
+def _replace_everywhere(name: str, function: Any) -> dict[Any, dict[str, Any]]:
+    """Lists a function of process groups for all modules that have it by name."""
+    owners = (dist, dist.distributed_c10d, device_mesh)
+    return {owner: {name: function} for owner in owners if hasattr(owner, name)}
+
+
 class _StatelessTracker:
-    """What DTensor draws under, where no generator's state says what is drawn.
+    """Tracker of DTensor's random numbers that keeps no state of a generator.
 
     Source: ``OffsetBasedRNGTracker`` in ``torch/distributed/tensor/_random.py``.
     """
@@ -246,9 +259,9 @@ def _rebuild_on_host(spec: Any) -> torch.Tensor:
 
 
 def _forget_meshes() -> None:
-    """Has DTensor plan nothing by the meshes of a group that is left.
+    """Empties the caches in which DTensor keeps the meshes of a group that is left.
 
-    Its caches take meshes of equal sizes for one, and hold their process groups.
+    They take meshes of equal sizes for one, and hold their process groups.
     """
     from torch.distributed.tensor import DTensor, _redistribute
 
@@ -259,15 +272,18 @@ def _forget_meshes() -> None:
         clear_native()
 
 
-def _run_real(method: Any) -> Any:
-    function: Callable[..., Any] = getattr(method, "__func__", method)
+def _run_outside(kind: type, names: tuple[str, ...]) -> dict[str, Any]:
+    """Makes methods of a class, as far as it has them, run on real tensors and unrecorded."""
 
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with run_outside_modes():
-            return function(*args, **kwargs)
+    def replace(method: Any) -> Any:
+        @functools.wraps(function := getattr(method, "__func__", method))
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with run_outside_modes():
+                return function(*args, **kwargs)
 
-    return staticmethod(run) if isinstance(method, staticmethod) else run
+        return staticmethod(run) if isinstance(method, staticmethod) else run
+
+    return {name: replace(vars(kind)[name]) for name in names if name in vars(kind)}
 
 
 def make_mesh(layout: Layout, device_type: str) -> DeviceMesh:

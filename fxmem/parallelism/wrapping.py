@@ -96,7 +96,7 @@ def replicate(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def shard_optimizer(make: Callable[[list[nn.Parameter]], Any]) -> Callable[[Any], Any]:
-    """Has each rank keep the state of a part of the parameters, as ``ZeroRedundancyOptimizer``."""
+    """Shards an optimizer's state over the ranks, by ``ZeroRedundancyOptimizer``."""
 
     def make_sharded(parameters: list[nn.Parameter]) -> Any:
         from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -129,7 +129,7 @@ def iterate_unsharded(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 @contextlib.contextmanager
 def keep_gradients_local(model: Any) -> Iterator[None]:
-    """Has the wrappers of a model reduce no gradients within."""
+    """Keeps the wrappers of a model from reducing gradients within."""
     if hasattr(model, "no_sync"):  # DistributedDataParallel
         with model.no_sync():
             yield

@@ -34,7 +34,7 @@ from fxmem.recording.options import (
     resolve_options,
 )
 from fxmem.recording.training import Step
-from fxmem.tracing.devices import replace_devices
+from fxmem.tracing.devices import translate_devices
 from fxmem.tracing.fakes import describe_inputs, make_fake_mode
 from fxmem.tracing.state import save_random_states
 from fxmem.tracing.swapping import restore_user_state
@@ -80,10 +80,10 @@ def analyze_pipeline(
     fake_mode, named = make_fake_mode(), set[str]()
     parallelize = None if layout is None else layout.parallelize
     isolate = functools.partial(
-        isolate_analysis, stages, loss, optimizer, parallelize, target=target
+        isolate_analysis, stages, loss, optimizer, parallelize, options=chosen
     )
     with isolate(layout=layout):
-        with replace_devices(named):
+        with translate_devices(named=named):
             modules = _list_stages(stages, fake_mode)
             make_optimizer = resolve_optimizer(load_choice(optimizer))
             step_loss = resolve_loss(load_choice(loss))

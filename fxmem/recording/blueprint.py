@@ -14,8 +14,6 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from fxmem.errors import FxmemError
-from fxmem.kernels.cuda.gpu import use_gpu
-from fxmem.kernels.cuda.present_gpu import show_gpu
 from fxmem.kernels.registry import Backend
 from fxmem.loading.building import replace_converted
 from fxmem.parallelism.process_group import make_mesh
@@ -28,8 +26,8 @@ from fxmem.recording.optimizers import OptimizerFactory
 from fxmem.recording.options import Options, load_choice
 from fxmem.recording.step import Recording, record_step, trace_forward
 from fxmem.recording.training import Step
-from fxmem.tracing.devices import keep_default_on_cpu, lies_on_accelerator, replace_devices
-from fxmem.tracing.fakes import make_fake_inputs
+from fxmem.tracing.devices import keep_default_on_cpu, translate_devices
+from fxmem.tracing.fakes import lies_on_accelerator, make_fake_inputs
 from fxmem.tracing.fxgraph import list_calls
 from fxmem.tracing.swapping import settle_lazy, swap_in_fakes
 from fxmem.tracing.values import answer_fake_checks
@@ -67,7 +65,7 @@ class Blueprint:
         options, train = self.options, self.options.mode == "train"
         with contextlib.ExitStack() as stack:
             with keep_default_on_cpu():
-                args, kwargs = stack.enter_context(
+                args, kwargs, forget_replaced = stack.enter_context(
                     swap_in_fakes(
                         self.model,
                         self.fake_mode,
@@ -79,7 +77,7 @@ class Blueprint:
                     )
                 )
             remember_inputs((args, kwargs), (self.args, self.kwargs))
-            with replace_devices(self.named_devices):
+            with translate_devices(named=self.named_devices):
                 settle_lazy(self.model, args, kwargs, self.fake_mode, options.dtype)
             device = options.target.device
             for leaf in tree_leaves((args, kwargs)):
@@ -102,6 +100,7 @@ class Blueprint:
                 autocast=options.autocast_to,
                 parallelize=None if options.layout is None else self._parallelize,
                 mesh=() if options.layout is None else options.layout.mesh,
+                forget_replaced=forget_replaced,
             )
 
     def _parallelize(self, model: nn.Module) -> nn.Module:
@@ -174,20 +173,11 @@ class Blueprint:
     def _replace_functions(self) -> Iterator[None]:
         """Has functions of PyTorch answer as the target would, on fake tensors."""
         with (
-            replace_devices(self.named_devices, self.options.target.device),
-            use_gpu(self.options.architecture),
+            translate_devices(self.options.target.device, self.named_devices),
             replace_converted(),
             answer_fake_checks(),
-            self._show_gpus(),
         ):
             yield
-
-    def _show_gpus(self) -> contextlib.AbstractContextManager[None]:
-        """Shows the GPUs to wrappers, which ask for streams and devices."""
-        options, layout = self.options, self.options.layout
-        if layout is None or options.target.name != "cuda":
-            return contextlib.nullcontext()
-        return show_gpu(options.architecture, count=lambda: layout.world_size)
 
 
 def _place_module(module: nn.Module, target: Backend) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fxmem.patching import patch
 from fxmem.recording.ledger import Ledger
 from fxmem.tracing.conditions import read_autocast_on
 from fxmem.versions.operators import aten
@@ -69,8 +70,8 @@ class CastLog:
         self._kept.clear()
         self._held.clear()
 
-    @contextlib.contextmanager
-    def watch_exits(self) -> Iterator[None]:
+    def watch_exits(self) -> contextlib.AbstractContextManager[None]:
+        """Sees the outermost autocast end, which frees the casts."""
         clear_cache = torch.clear_autocast_cache
 
         def clear_watched() -> None:
@@ -80,8 +81,4 @@ class CastLog:
             self._ledger.release(self._held)
             self.forget()
 
-        torch.clear_autocast_cache = clear_watched
-        try:
-            yield
-        finally:
-            torch.clear_autocast_cache = clear_cache
+        return patch({torch: {"clear_autocast_cache": clear_watched}})

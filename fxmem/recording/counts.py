@@ -16,37 +16,35 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from fxmem.kernels.registry import ANY
 from fxmem.recording.size_hints import SizeHints
 from fxmem.tracing.source import find_source
-from fxmem.tracing.stand_ins import stand_in, watch_comparisons
+from fxmem.tracing.stand_ins import stand_in
 from fxmem.tracing.values import find_partly_known
 from fxmem.versions.operators import aten
 
-_takers: list[Callable[[int], int | None]] = []
-"""What answers a count: that of the analysis that runs, if one does."""
+_takers: list[Callable[[int], object]] = []
+"""Functions that answer a count: that of the analysis that runs, if one does."""
 
 
 @contextlib.contextmanager
 def assume_counts(hints: SizeHints, notes: MutableMapping[str, None]) -> Iterator[None]:
     """Has a count be the most that it may be, within, where no size hint says what it is."""
 
-    def take(most: int) -> int | None:
+    def take(most: int) -> object:
         if hints.default is not None or hints.find_own() is not None:
             return None
         source = find_source()
         at = f" at {source}" if source else ""
         notes[f"A count{at} is taken as {most:,}, the most that it may be."] = None
-        return most
+        return stand_in(most, refuse)
+
+    def refuse(_frame: FrameType, _result: object) -> None:
+        if take in _takers:
+            raise DataDependentOutputException(aten._local_scalar_dense.default)
 
     _takers.append(take)
-    watch_comparisons(_refuse)
     try:
         yield
     finally:
-        watch_comparisons(None)
-        _takers.pop()
-
-
-def _refuse(_frame: FrameType, _result: object) -> None:
-    raise DataDependentOutputException(aten._local_scalar_dense.default)
+        _takers.remove(take)
 
 
 @ANY.function(Tensor.item)
@@ -54,5 +52,5 @@ def _take_count(tensor: Tensor) -> object:
     value = find_partly_known(tensor) if _takers else None
     if value is None or value.most is None or tensor.is_floating_point():
         return tensor.item()
-    most = _takers[-1](int(value.most))
-    return tensor.item() if most is None else stand_in(most)
+    count = _takers[-1](int(value.most))
+    return tensor.item() if count is None else count

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
+from fxmem.patching import patch
 
-@contextlib.contextmanager
+
 def watch_engine(
     begin: Callable[[Any], None], run_engine: Callable[[Callable[..., Any], Any, Any], Any]
-) -> Iterator[None]:
-    """Watches each ``backward`` and ``torch.autograd.grad``.
+) -> AbstractContextManager[None]:
+    """Makes a context that watches each ``backward`` and ``torch.autograd.grad``.
 
     Args:
         begin: Is told of the tensors that gradients are wanted of, before the first gradients are
@@ -27,10 +28,7 @@ def watch_engine(
         begin(outputs)
         return make_gradients(outputs, *args, **kwargs)
 
-    namespace._make_grads = make_watched
-    namespace._engine_run_backward = lambda *args, **kwargs: run_engine(run, args, kwargs)
-    try:
-        yield
-    finally:
-        namespace._engine_run_backward = run
-        namespace._make_grads = make_gradients
+    def run_watched(*args: Any, **kwargs: Any) -> Any:
+        return run_engine(run, args, kwargs)
+
+    return patch({namespace: {"_make_grads": make_watched, "_engine_run_backward": run_watched}})

@@ -1,20 +1,18 @@
-"""Process-wide state during a recording: random states, inference mode, garbage collection."""
+"""Process-wide state during a recording: random states and inference mode."""
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 
+from fxmem.patching import patch
 from fxmem.recording.recorder import Recorder
 from fxmem.versions.fallbacks import keeps_casts_in_inference
 
-_held = threading.RLock()
 _CUDA_SETTERS = ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state")
 
 
@@ -29,8 +27,7 @@ class _WatchedGenerator:
         return self._see_seeding if is_setter else getattr(torch.default_generator, name)
 
 
-@contextlib.contextmanager
-def watch_random_state(recorder: Recorder) -> Iterator[None]:
+def watch_random_state(recorder: Recorder) -> contextlib.AbstractContextManager[None]:
     """Reports random states that are copied (as by checkpoints) or set to a recorder.
 
     States are real tensors, made without an operator. Nothing is set: fake tensors draw nothing,
@@ -48,18 +45,17 @@ def watch_random_state(recorder: Recorder) -> Iterator[None]:
         recorder.see_seeding()
         return torch.default_generator
 
-    cuda_setters: dict[str, Any] = dict.fromkeys(_CUDA_SETTERS, see_seeding)
-    with (
-        mock.patch.multiple(torch.cuda, **cuda_setters),
-        mock.patch.object(torch, "get_rng_state", get_watched_state),
-        mock.patch.multiple(
-            torch.random,
-            get_rng_state=get_watched_state,
-            # As `from torch import manual_seed` finds it too.
-            default_generator=_WatchedGenerator(see_seeding),
-        ),
-    ):
-        yield
+    return patch(
+        {
+            torch.cuda: dict.fromkeys(_CUDA_SETTERS, see_seeding),
+            torch: {"get_rng_state": get_watched_state},
+            torch.random: {
+                "get_rng_state": get_watched_state,
+                # As `from torch import manual_seed` finds it too.
+                "default_generator": _WatchedGenerator(see_seeding),
+            },
+        }
+    )
 
 
 class _Inference(threading.local):
@@ -67,8 +63,7 @@ class _Inference(threading.local):
     caches_outside = True
 
 
-@contextlib.contextmanager
-def replace_inference_mode() -> Iterator[None]:
+def replace_inference_mode() -> contextlib.AbstractContextManager[None]:
     """Replaces ``torch.inference_mode`` with ``no_grad`` and its other effects.
 
     The real one leaves autograd's keys out of the dispatcher. Then composite operators reach a
@@ -97,34 +92,18 @@ def replace_inference_mode() -> Iterator[None]:
             set_grad(has_grad)
             set_cache(caches)
 
-    replacements: dict[str, Any] = {
-        "_InferenceMode": enter,
-        "_set_grad_enabled": lambda enabled: set_grad(enabled and not inference.is_on),
-    }
-    with (
-        mock.patch.multiple(torch._C, **replacements),
-        mock.patch.multiple(
-            torch,
-            set_autocast_cache_enabled=lambda enabled: set_cache(
-                enabled and (may_cache or not inference.is_on)
-            ),
-            is_inference_mode_enabled=lambda: inference.is_on,
-        ),
-    ):
-        yield
+    def set_grad_outside(enabled: bool) -> None:
+        set_grad(enabled and not inference.is_on)
 
+    def set_cache_outside(enabled: bool) -> None:
+        set_cache(enabled and (may_cache or not inference.is_on))
 
-@contextlib.contextmanager
-def hold_process() -> Iterator[None]:
-    """Keeps other analyses waiting, as each patches torch, and frees no reference cycles within.
-
-    So a recording is the same every time.
-    """
-    with _held:
-        enabled = gc.isenabled()
-        gc.disable()
-        try:
-            yield
-        finally:
-            if enabled:
-                gc.enable()
+    return patch(
+        {
+            torch._C: {"_InferenceMode": enter, "_set_grad_enabled": set_grad_outside},
+            torch: {
+                "set_autocast_cache_enabled": set_cache_outside,
+                "is_inference_mode_enabled": lambda: inference.is_on,
+            },
+        }
+    )

@@ -21,7 +21,7 @@ from fxmem.graph import (
     Blocks,
     Category,
 )
-from fxmem.kernels.cuda.present_gpu import find_stream
+from fxmem.kernels.cuda.gpu import find_stream
 from fxmem.kernels.registry import Workspace
 from fxmem.specs import strip_torch
 

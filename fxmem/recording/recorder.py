@@ -9,10 +9,9 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -30,12 +29,13 @@ from fxmem.graph import (
     SourceLocation,
     measure_blocks,
 )
-from fxmem.kernels.cuda.present_gpu import find_stream
+from fxmem.kernels.cuda.gpu import current_state, find_stream
 from fxmem.kernels.registry import Backend, OperatorCall, Workspace
 from fxmem.parallelism.collectives import describe_collective
 from fxmem.parallelism.foreach import run_on_locals
 from fxmem.parallelism.layout import Mesh
 from fxmem.parallelism.reducer import is_count, run_collective
+from fxmem.patching import patch
 from fxmem.recording.autograd import AutogradLog, EngineWatch, is_own_output
 from fxmem.recording.casts import CastLog
 from fxmem.recording.constants import find_written, list_tensors
@@ -151,7 +151,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self.ledger.peak_bytes = self.ledger.live_now_bytes
         self._node_operators = len(self.operations)
         self._node_storages = len(self.ledger.storages)
-        self.target.remarks.clear()
+        current_state().remarks.clear()
         self.autograd.enter_node()
         self.casts.enter_node()
 
@@ -172,7 +172,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             ),
             transient_bytes=self.ledger.peak_bytes - self.ledger.live_now_bytes,
             results=tuple(sorted(results - {NO_STORAGE})),
-            remark="; ".join(self.target.remarks),
+            remark="; ".join(current_state().remarks),
         )
         return len(self.operations) - self._node_operators
 
@@ -202,10 +202,8 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
                 if is_outermost:
                     saving._push_saved_tensors_default_hooks(self._pack, _unpack)
 
-        patch = mock.patch.object(
-            torch.autograd.graph, "disable_saved_tensors_hooks", disable_hooks
-        )
-        with self.hook_saves(), patch:
+        replaced = {torch.autograd.graph: {"disable_saved_tensors_hooks": disable_hooks}}
+        with self.hook_saves(), patch(replaced):
             yield
 
     def hook_saves(self) -> Any:
@@ -465,11 +463,9 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             self.operations.append(Operation(index, name, self._phase, self._node))
             self.ledger.operation = index
 
-    @contextmanager
-    def watch_resizing(self) -> Iterator[None]:
+    def watch_resizing(self) -> AbstractContextManager[None]:
         """Records resized storages, while active, as operators."""
-        storages: Any = torch.UntypedStorage
-        resize = storages.resize_
+        resize = torch.UntypedStorage.resize_
 
         def resize_(storage: torch.UntypedStorage, nbytes: int) -> Any:
             result = resize(storage, nbytes)
@@ -477,11 +473,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             self.ledger.resize(storage, self._node)
             return result
 
-        storages.resize_ = resize_
-        try:
-            yield
-        finally:
-            del storages.resize_
+        return patch({torch.UntypedStorage: {"resize_": resize_}})
 
 
 def refuse_sparse(tensors: Iterable[torch.Tensor]) -> None:

@@ -24,6 +24,7 @@ from fxmem.parallelism.layout import Mesh
 from fxmem.parallelism.reducer import has_reducers
 from fxmem.parallelism.wrapping import keep_gradients_local
 from fxmem.recording.engine import watch_engine
+from fxmem.recording.failures import mark_traced
 from fxmem.recording.losses import Loss
 from fxmem.recording.optimizers import OptimizerFactory, answer_values
 from fxmem.recording.recorder import Recorder
@@ -37,7 +38,6 @@ from fxmem.recording.residents import (
 from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.containers import iterate_tensors
 from fxmem.tracing.state import ForwardState
-from fxmem.tracing.swapping import forget_replaced
 from fxmem.tracing.tracer import Tracer
 
 _T = TypeVar("_T")
@@ -59,6 +59,8 @@ class Step:
     # lays the model out on a mesh of processes; None for one process
     parallelize: Callable[[nn.Module], nn.Module] | None = None
     mesh: Mesh = ()
+    # empties what the model has let go of since the step before
+    forget_replaced: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +204,12 @@ class Training:
         self._label_residents()
         watching = watch_engine(self._begin_backward, self._run_engine)
         with self._tracer.trace(self._run_model), watching:
-            self._step.loop(self)
+            try:
+                self._step.loop(self)
+            except Exception as error:
+                if self._traces:
+                    mark_traced(error)
+                raise
         if not self._recorder.operations:
             raise TraceError(
                 "the loop ended before its second step",
@@ -223,7 +230,7 @@ class Training:
 
     def _begin_step(self) -> None:
         self._recorder.before_first = None
-        forget_replaced()
+        self._step.forget_replaced()
         # Reference cycles of the first step are gone in a steady run, sooner or later; all of them
         # are in the youngest generation.
         gc.collect(0)

@@ -20,13 +20,13 @@ from multiprocessing import get_start_method
 from multiprocessing.process import BaseProcess
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import torch.multiprocessing
 from torch import distributed as dist
 
 from fxmem.errors import UsageError
 from fxmem.parallelism.process_group import be_rank
+from fxmem.patching import change_items, patch
 from fxmem.tracing.fakes import holds_fakes
 from fxmem.tracing.source import is_user_file
 
@@ -78,22 +78,18 @@ class Launcher:
     def take_place(self) -> Iterator[None]:
         """Is the process of a rank within, and starts no others."""
         spawning = sys.modules["torch.multiprocessing.spawn"]
-        replacements: list[tuple[Any, str, Any]] = [
-            (spawning, "start_processes", self._spawn),
-            (torch.multiprocessing, "start_processes", self._spawn),
-            (BaseProcess, "start", self._replace_start(BaseProcess.start)),
-            (subprocess.Popen, "__init__", _replace_popen(subprocess.Popen.__init__)),
-        ]
+        replacements: dict[Any, dict[str, Any]] = {
+            spawning: {"start_processes": self._spawn},
+            torch.multiprocessing: {"start_processes": self._spawn},
+            BaseProcess: {"start": self._replace_start(BaseProcess.start)},
+            subprocess.Popen: {"__init__": _replace_popen(subprocess.Popen.__init__)},
+        }
         if dist.is_available():
             api = importlib.import_module("torch.distributed.launcher.api")
-            replacements.append((api, "launch_agent", self._launch_agent))
+            replacements[api] = {"launch_agent": self._launch_agent}
         size = self._world_size
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(mock.patch.dict(os.environ))
-            for owner, name, function in replacements:
-                stack.enter_context(mock.patch.object(owner, name, function))
-            if size is not None:
-                stack.enter_context(be_rank(self._rank, size))
+        place = contextlib.nullcontext() if size is None else be_rank(self._rank, size)
+        with change_items(os.environ), patch(replacements), place:
             yield
 
     def check_place(self) -> None:
@@ -123,7 +119,7 @@ class Launcher:
         settings = [*itertools.takewhile(_SETTING.fullmatch, words)]
         program, *arguments = words[len(settings) :] or [""]
         name = os.path.basename(program)
-        with mock.patch.dict(os.environ, [word.split("=", 1) for word in settings]):
+        with change_items(os.environ, dict(word.split("=", 1) for word in settings)):
             if _PYTHON.fullmatch(name):
                 while arguments and arguments[0].startswith("-") and arguments[0] != "-m":
                     del arguments[: 2 if arguments[0] in _OPTIONS_WITH_VALUE else 1]
@@ -166,20 +162,17 @@ class Launcher:
 
                 def launch_simply(options: Any) -> None:
                     words, variables = accelerate.prepare_simple_launcher_cmd_env(options)
-                    with mock.patch.dict(os.environ, variables):
+                    with change_items(os.environ, variables):
                         self._run(words)
 
-                stack.enter_context(mock.patch.object(accelerate, "simple_launcher", launch_simply))
+                stack.enter_context(patch({accelerate: {"simple_launcher": launch_simply}}))
             main()
 
     @contextlib.contextmanager
     def _begin(self, path: str, arguments: Sequence[str], folder: str | None) -> Iterator[None]:
         self.script = os.path.basename(path)
         folders = [] if folder is None else [folder]
-        with (
-            mock.patch.object(sys, "argv", [path, *arguments]),
-            mock.patch.object(sys, "path", [*folders, *sys.path]),
-        ):
+        with patch({sys: {"argv": [path, *arguments], "path": [*folders, *sys.path]}}):
             yield
 
     # -- what starts processes -----------------------------------------------------------------

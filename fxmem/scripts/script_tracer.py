@@ -20,12 +20,12 @@ from torch.utils import _device
 from torch.utils._pytree import tree_map_only
 
 from fxmem.graph import Category
-from fxmem.kernels.cuda.present_gpu import find_type
 from fxmem.parallelism.wrapping import iterate_unsharded
 from fxmem.scripts.micro_batches import MicroBatches
 from fxmem.scripts.script_recorder import ScriptRecorder
 from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.containers import iterate_tensors
+from fxmem.tracing.devices import spell_device
 from fxmem.tracing.fakes import find_inner
 from fxmem.tracing.modules import is_leaf
 from fxmem.tracing.nodes import Call, NodeLog
@@ -93,7 +93,7 @@ class ScriptTracer(Tracer):
         fakes = [tensor for tensor in tensors if isinstance(tensor, FakeTensor)]
         if func is Tensor.pin_memory:
             return args[0]
-        func, args, kwargs = _name_device(func, args, kwargs)
+        func, args, kwargs = spell_device(func, args, kwargs)
         if func in _COPIES and fakes and not isinstance(args[0], Tensor):  # a list of scalars
             values = tree_map_only(Tensor, Tensor.item, args[0])
             return self.__torch_function__(func, types, (values, *args[1:]), kwargs)
@@ -114,7 +114,7 @@ class ScriptTracer(Tracer):
         if func is Tensor.item:
             count = reads.count
             value = super().__torch_function__(func, types, args, kwargs)
-            return value if count == reads.count else stand_in(value)
+            return value if count == reads.count else stand_in(value, reads.see_comparison)
         result = super().__torch_function__(func, types, args, kwargs)
         if not fakes and func in _MOVES and len(self._scopes) == 1 and not self._opaque_depth:
             self._recorder.label_input(result)
@@ -228,25 +228,6 @@ class ScriptTracer(Tracer):
 def _is_fake(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> bool:
     given = iterate_tensors((args, kwargs, next(module.parameters(), None)))
     return any(isinstance(find_inner(tensor), FakeTensor) for tensor in given)
-
-
-def _name_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Writes a call with the device of its result, where the script leaves that to torch."""
-    if func is Tensor.type and (kind := find_type(*args[1:])) is not None:
-        return Tensor.to, (args[0], "cuda" if kind.is_cuda else "cpu", kind.dtype), {}
-    if kwargs.get("pin_memory"):  # which makes copies to a GPU faster
-        kwargs = {**kwargs, "pin_memory": False}
-    device = kwargs.get("device")
-    if func is Tensor.new and isinstance(args[0], FakeTensor):
-        is_of_values = len(args) == 2 and not isinstance(args[1], int | torch.Size)
-        func = Tensor.new_tensor if is_of_values else Tensor.new_empty
-        args = args if len(args) == 2 and not isinstance(args[1], int) else (args[0], args[1:])
-    if func is Tensor.new_tensor and device is None:
-        return func, args, {**kwargs, "device": args[0].device, "dtype": args[0].dtype, **kwargs}
-    is_on_gpu = str(_device.CURRENT_DEVICE).startswith("cuda")  # by a mode below this one
-    if device is None and is_on_gpu and func in _device._device_constructors():
-        kwargs = {**kwargs, "device": "cuda"}
-    return func, args, kwargs
 
 
 def _find_variable(module: nn.Module) -> str:

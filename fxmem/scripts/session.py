@@ -9,7 +9,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Container, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
@@ -26,14 +25,15 @@ from fxmem.analysis import Analysis, Setup
 from fxmem.errors import TraceError, UsageError
 from fxmem.gpus import CONTEXT_BYTES
 from fxmem.graph import EMPTY_CACHE, Category, Phase
-from fxmem.kernels.cuda.gpu import use_gpu
 from fxmem.kernels.cuda.present_gpu import show_gpu
 from fxmem.kernels.functions import lower_functions
 from fxmem.loading.building import silence_fake_kernels
 from fxmem.memory.allocator import AllocatorMeter, DeviceMemory
 from fxmem.parallelism.process_group import offer_group, run_outside_modes
+from fxmem.patching import hold_process, patch
 from fxmem.recording.assemble import assemble_graph
-from fxmem.recording.isolation import hold_process, replace_inference_mode
+from fxmem.recording.engine import watch_engine
+from fxmem.recording.isolation import replace_inference_mode
 from fxmem.recording.options import Options
 from fxmem.recording.step import note_assumptions
 from fxmem.scripts.data import RealData
@@ -45,8 +45,8 @@ from fxmem.scripts.script_tracer import ScriptTracer
 from fxmem.scripts.threads import follow_threads
 from fxmem.tracing.compiled import NOT_COMPILED, leave_out_compiler
 from fxmem.tracing.conditions import leave_autocast
+from fxmem.tracing.devices import translate_devices
 from fxmem.tracing.fakes import make_fake_mode
-from fxmem.tracing.stand_ins import watch_comparisons
 from fxmem.tracing.values import answer_fake_checks
 from fxmem.versions.release import check_release
 
@@ -119,7 +119,6 @@ class Session:
             stack.callback(self._restore)
             enter(leave_autocast())
             enter(silence_fake_kernels())
-            enter(use_gpu(self._options.architecture))
             if target.name == "cuda":
                 architecture, count = self._options.architecture, self._launcher.count_gpus
                 enter(show_gpu(architecture, self._offer_counters(), count=count))
@@ -130,12 +129,13 @@ class Session:
             enter(replace_inference_mode())
             enter(leave_out_compiler(self._notes))
             enter(self._watch_torch())
+            enter(watch_engine(self._begin_backward, self._run_engine))
             enter(fake_mode)
             enter(recorder)
             recorder.begin_step()
-            watch_comparisons(recorder.reads.see_comparison)
-            stack.callback(watch_comparisons, None)
             enter(recorder.watch_saved())
+            if target.name == "cuda":
+                enter(translate_devices(target.device))
             noted = enter(lower_functions(target))
             enter(self._tracer.trace())
             self._tracer.set_phase(Phase.FORWARD)
@@ -157,7 +157,6 @@ class Session:
             register_optimizer_step_post_hook(self._end_optimizer),
         )
         replacements: list[tuple[Any, str, Any]] = [
-            (torch.autograd, "_engine_run_backward", self._watch_engine),
             (Optimizer, "__init__", self._see_optimizer),
             (
                 FakeTensor,
@@ -169,9 +168,10 @@ class Session:
         ]
         if self._recorder.makes_fakes:
             replacements.append((nn.Parameter, "__new__", self._make_parameter))
-        with contextlib.ExitStack() as stack:
-            for owner, name, make in replacements:
-                stack.enter_context(mock.patch.object(owner, name, make(getattr(owner, name))))
+        patches: dict[Any, dict[str, Any]] = {}
+        for owner, name, make in replacements:
+            patches.setdefault(owner, {})[name] = make(getattr(owner, name))
+        with patch(patches):
             torch.__future__.set_swap_module_params_on_conversion(True)
             try:
                 yield
@@ -313,30 +313,33 @@ class Session:
             self._phases.pop()
             self._recorder.set_phase(self._phases[-1])
 
-    def _watch_engine(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
-            if self._phases[-1] is Phase.BACKWARD:  # within another, as a reentrant checkpoint's
-                return run(*args, **kwargs)
+    def _begin_backward(self, _losses: Any) -> None:
+        if self._phases[-1] is not Phase.BACKWARD:
             self._begin()
-            self._recorder.makes_graph = args[3]
-            with self._be_in(Phase.BACKWARD, 1):
-                for loss in tree_leaves(args[0]):
-                    self._recorder.label(loss, Category.OUTPUT, "loss")
-                self._tracer.micro_batches.begin_backward(tree_leaves(args[0]))
-                result = run(*args, **kwargs)
-            self._tracer.micro_batches.end_backward()
-            trained = self._tracer.label_modules()
-            for optimizer in [o for o in self._earlier if _trains(o, trained)]:
-                self._earlier.remove(optimizer)
-                self._optimizers.append(weakref.ref(optimizer))
-                with run_outside_modes():
-                    kept = tree_map_only(torch.Tensor, torch.clone, {**optimizer.state})
-                self._kept_states.append((optimizer, kept))
-            if not self._optimizers and kwargs.get("accumulate_grad"):
-                self._end_window()  # the script updates its parameters by hand
-            return result
+            self._recorder.set_phase(Phase.BACKWARD)
 
-        return _engine_run_backward
+    def _run_engine(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Takes the place of autograd's engine."""
+        if self._phases[-1] is Phase.BACKWARD:  # within another, as a reentrant checkpoint's
+            return run(*args, **kwargs)
+        self._begin()
+        self._recorder.makes_graph = args[3]
+        with self._be_in(Phase.BACKWARD, 1):
+            for loss in tree_leaves(args[0]):
+                self._recorder.label(loss, Category.OUTPUT, "loss")
+            self._tracer.micro_batches.begin_backward(tree_leaves(args[0]))
+            result = run(*args, **kwargs)
+        self._tracer.micro_batches.end_backward()
+        trained = self._tracer.label_modules()
+        for optimizer in [o for o in self._earlier if _trains(o, trained)]:
+            self._earlier.remove(optimizer)
+            self._optimizers.append(weakref.ref(optimizer))
+            with run_outside_modes():
+                kept = tree_map_only(torch.Tensor, torch.clone, {**optimizer.state})
+            self._kept_states.append((optimizer, kept))
+        if not self._optimizers and kwargs.get("accumulate_grad"):
+            self._end_window()  # the script updates its parameters by hand
+        return result
 
     def _begin_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         self._begin()

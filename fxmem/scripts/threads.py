@@ -10,17 +10,19 @@ import contextlib
 import contextvars
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
-from unittest import mock
 
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from fxmem.patching import patch
 
-@contextlib.contextmanager
-def follow_threads(watch: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+
+def follow_threads(
+    watch: Callable[[], AbstractContextManager[None]],
+) -> AbstractContextManager[None]:
     """Lets threads that are started within run in the modes of this one.
 
     Args:
@@ -43,5 +45,4 @@ def follow_threads(watch: Callable[[], AbstractContextManager[None]]) -> Iterato
         thread.run = functools.partial(variables.run, run_followed)  # type: ignore[method-assign]
         start(thread)
 
-    with mock.patch.object(threading.Thread, "start", start_followed):
-        yield
+    return patch({threading.Thread: {"start": start_followed}})

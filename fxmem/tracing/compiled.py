@@ -10,10 +10,11 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
+
+from fxmem.patching import patch
 
 NOT_COMPILED = "torch.compile was left out: the figures are of eager mode."
 _DYNAMO = "torch._dynamo.eval_frame"
@@ -40,11 +41,10 @@ def leave_out_compiler(notes: MutableMapping[str, None]) -> Iterator[None]:
             return find_callback(callback)
 
         eager = module.DynamoStance("force_eager")
-        return mock.patch.multiple(module, _stance=eager, _callback_from_stance=find_no_callback)
+        return patch({module: {"_stance": eager, "_callback_from_stance": find_no_callback}})
 
     with (
-        mock.patch.object(torch, "compile", compile_nothing),
-        mock.patch.object(nn.Module, "compile", compile_nothing),
+        patch({torch: {"compile": compile_nothing}, nn.Module: {"compile": compile_nothing}}),
         patch_when_imported(_DYNAMO, force_eager),
     ):
         yield
@@ -52,13 +52,13 @@ def leave_out_compiler(notes: MutableMapping[str, None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def patch_when_imported(
-    name: str, patch: Callable[[ModuleType], contextlib.AbstractContextManager[Any]]
+    name: str, make_patch: Callable[[ModuleType], contextlib.AbstractContextManager[Any]]
 ) -> Iterator[None]:
     """Patches a module that takes long to import, within: at once, or when others import it."""
     with contextlib.ExitStack() as stack:
         if name in sys.modules:
-            stack.enter_context(patch(sys.modules[name]))
-        finder = _Finder(name, lambda module: stack.enter_context(patch(module)))
+            stack.enter_context(make_patch(sys.modules[name]))
+        finder = _Finder(name, lambda module: stack.enter_context(make_patch(module)))
         sys.meta_path.insert(0, finder)
         try:
             yield

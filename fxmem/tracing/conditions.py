@@ -58,21 +58,31 @@ def read_autocast_on(device: str) -> torch.dtype | None:
 def leave_autocast() -> Iterator[None]:
     """Leaves all autocast that the caller is in: one that is entered within is the outermost.
 
-    The outermost one frees what was cast when it ends (``torch/amp/autocast_mode.py``).
+    The outermost one frees what was cast when it ends (``torch/amp/autocast_mode.py``). On exit
+    all is as it was, after an error in which an autocast was entered and not left, too.
     """
-    enabled = {device: torch.is_autocast_enabled(device) for device in _DEVICES}
-    depth = torch.autocast_increment_nesting() - 1
-    for _ in range(depth + 1):
-        torch.autocast_decrement_nesting()
+    before = {d: (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _DEVICES}
+    caches, depth = torch.is_autocast_cache_enabled(), _nest_autocast(0)
     try:
         for device in _DEVICES:
             torch.set_autocast_enabled(device, False)
         yield
     finally:
-        for device, is_enabled in enabled.items():
+        for device, (is_enabled, dtype) in before.items():
             torch.set_autocast_enabled(device, is_enabled)
-        for _ in range(depth):
-            torch.autocast_increment_nesting()
+            torch.set_autocast_dtype(device, dtype)
+        torch.set_autocast_cache_enabled(caches)
+        _nest_autocast(depth)
+
+
+def _nest_autocast(depth: int) -> int:
+    """Sets how many autocasts there are around the caller; returns how many there were."""
+    before = torch.autocast_increment_nesting() - 1
+    for _ in range(before + 1 - depth):
+        torch.autocast_decrement_nesting()
+    for _ in range(depth - before - 1):
+        torch.autocast_increment_nesting()
+    return before
 
 
 def read_settings() -> dict[str, tuple[Any, ...]]:

@@ -22,10 +22,10 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_iter, tree_
 
 from fxmem.errors import TraceError, UsageError
 from fxmem.specs import TensorSpec, parse_spec, strip_torch
-from fxmem.tracing.devices import lies_on_accelerator, mark_on_accelerator
 from fxmem.tracing.values import mark_held
 
 _CPU = torch.device("cpu")
+_MARK = "_fxmem_on_accelerator"
 _ALIGNMENT = 16  # the largest itemsize: complex128
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer, FakeTensor)
 _STARTS_LIKE_SPEC = re.compile(r"\s*(-?[0-9]|scalar\b)")
@@ -161,6 +161,18 @@ def find_dtype(name: str | None) -> torch.dtype | None:
 
 
 # -- tensors ---------------------------------------------------------------------------------------
+
+
+def lies_on_accelerator(tensor: Tensor) -> bool:
+    """Returns whether the user put a tensor on an accelerator, were there one."""
+    return tensor.device.type not in ("cpu", "meta") or _MARK in tensor.__dict__
+
+
+def mark_on_accelerator(result: Any) -> Any:
+    """Notes of a tensor that the user has it on an accelerator."""
+    if isinstance(result, Tensor):
+        result.__dict__[_MARK] = True
+    return result
 
 
 class TensorCopier:

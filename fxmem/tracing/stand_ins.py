@@ -12,41 +12,46 @@ _ARITHMETIC = (
     *("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__"),
     *("__truediv__", "__rtruediv__", "__neg__", "__abs__"),
 )
-_watchers: list[Callable[[FrameType, object], None]] = []
-"""What is told of comparisons: of the script that runs, if one does."""
+Watcher = Callable[[FrameType, object], None]
+"""Is told of a comparison: the frame that compares, and the result."""
 
 
 class StandInFloat(float):
     """A float that stands for a value; so do sums, products and the like of such."""
 
+    watcher: Watcher
+
 
 class StandInInt(int):
     """An integer that stands for a value."""
 
+    watcher: Watcher
 
-def stand_in(value: Any) -> Any:
-    """Makes a number tell of comparisons; other values stay as they are.
 
-    >>> stand_in(1) / 2 + 1, type(stand_in(1) / 2).__name__
+def stand_in(value: Any, watcher: Watcher) -> Any:
+    """Makes a number tell a watcher of comparisons; other values stay as they are.
+
+    >>> number = stand_in(1, lambda frame, result: print("compared:", result)) / 2 + 1
+    >>> number, type(number).__name__
     (1.5, 'StandInFloat')
+    >>> number > 1
+    compared: True
+    True
     """
-    if type(value) is float:
-        return StandInFloat(value)
-    return StandInInt(value) if type(value) is int else value
-
-
-def watch_comparisons(watcher: Callable[[FrameType, object], None] | None) -> None:
-    """Has a function told of each comparison, with its frame and its result; None for none."""
-    _watchers[:] = [] if watcher is None else [watcher]
+    kind: Any = {float: StandInFloat, int: StandInInt}.get(type(value))
+    if kind is None:
+        return value
+    made = kind(value)
+    made.watcher = watcher
+    return made
 
 
 def _compare(kind: Any, name: str) -> Callable[..., Any]:
     run = getattr(kind, name)
 
-    def compare(*numbers: Any) -> Any:
-        result = run(*numbers)
-        for watcher in _watchers:
-            watcher(sys._getframe(1), result)
+    def compare(number: Any, *others: Any) -> Any:
+        result = run(number, *others)
+        number.watcher(sys._getframe(1), result)
         return result
 
     return compare
@@ -54,7 +59,7 @@ def _compare(kind: Any, name: str) -> Callable[..., Any]:
 
 def _compute(kind: Any, name: str) -> Callable[..., Any]:
     run = getattr(kind, name)
-    return lambda *numbers: stand_in(run(*numbers))
+    return lambda number, *others: stand_in(run(number, *others), number.watcher)
 
 
 def _reduce(number: Any) -> tuple[Any, ...]:

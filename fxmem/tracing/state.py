@@ -67,7 +67,7 @@ class ForwardState:
     """Watches what the modules of a model hold, and draws from Python's generators.
 
     A number is drawn from each generator, which the caller restores. In the model's first forward,
-    those of transformers install hooks and note that they did: the graph has what these hooks do.
+    models of transformers install hooks and note that: the graph has what these hooks do.
     """
 
     def __init__(self, model: nn.Module, *, is_first: bool = False) -> None:
@@ -95,7 +95,7 @@ class ForwardState:
         self._random = read_random_states()
 
     def find_change(self) -> str:
-        """Tells what a forward has changed since; empty where nothing."""
+        """Describes what a forward has changed since; empty for nothing."""
         is_drawn = self._random != read_random_states()
         installed = self._is_first and sum(map(len, self._tables)) != self._hooks
         for (name, module), (names, whole, rest) in zip(self._modules, self._before, strict=True):

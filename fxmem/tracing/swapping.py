@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from fxmem.errors import TraceError, summarize_error
 from fxmem.graph import is_installed
+from fxmem.patching import patch
 from fxmem.tracing.fakes import TensorCopier, find_dtype, make_fake_inputs, refuse_compiled
 from fxmem.tracing.reach import (
     HOOKS,
@@ -45,8 +46,6 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 _FOREIGN = frozenset({"torch", "numpy", *sys.stdlib_module_names})
 _CACHE: Any = functools._lru_cache_wrapper
 _CLEARED = (list, dict, OrderedDict, set, deque)
-_FORGETS: list[Callable[[], None]] = []
-"""One for each swap that is under way."""
 
 
 @contextmanager
@@ -59,7 +58,7 @@ def swap_in_fakes(
     dtype: str | None = None,
     train: bool,
     readers: Sequence[object] = (),
-) -> Iterator[Inputs]:
+) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Callable[[], None]]]:
     """Has a model hold fake CPU tensors; at the end it is as it was, in every attribute.
 
     Tensors that share a storage have fakes that share one; a tied parameter stays one. Hooks run
@@ -76,6 +75,10 @@ def swap_in_fakes(
         dtype: As in ``model.to(dtype)``; for the inputs too.
         train: Whether the model is in training mode.
         readers: Other code that reads the model's or the inputs' tensors, such as a loss.
+
+    Yields:
+        The fake inputs, and a function that empties the lists and tables that the model has let go
+        of: the results of a step before (``self.pyramid = [...]`` in forward) would live on there.
 
     >>> from fxmem.tracing.fakes import make_fake_mode
     >>> linear = nn.Linear(3, 2)
@@ -101,7 +104,7 @@ def swap_in_fakes(
     before = [(place, place.read()) for place in places]
     containers: list[Any] = [holder for holder in seen.values() if type(holder) in _CLEARED]
 
-    def forget() -> None:
+    def forget_replaced() -> None:
         reached: dict[int, object] = {}
         for root in (model, *objects, *inputs, *readers):
             deque(iterate_reached(root, reached), maxlen=0)
@@ -109,14 +112,12 @@ def swap_in_fakes(
             if id(container) not in reached:
                 container.clear()
 
-    _FORGETS.append(forget)
     try:
         _write_fakes(before, tensors, fakes)
         del fakes  # a gradient, for instance, must be able to go
         model.train(train)
-        yield inputs
+        yield *inputs, forget_replaced
     finally:
-        _FORGETS.remove(forget)
         errors: list[Exception] = []
         for place, contents in reversed(before):
             try:
@@ -125,15 +126,6 @@ def swap_in_fakes(
                 errors.append(error)
         if errors:
             raise errors[0]
-
-
-def forget_replaced() -> None:
-    """Empties the lists and tables that the model has let go of within :func:`swap_in_fakes`.
-
-    The results of a step before (``self.pyramid = [...]`` in forward) would live on in them.
-    """
-    for forget in _FORGETS:
-        forget()
 
 
 @contextmanager
@@ -334,11 +326,6 @@ def settle_lazy(
                 held: dict[str, Any] = table
                 held.update({name: fake for name, tensor in held.items() if tensor is lazy})
 
-    mixin: Any = UninitializedParameter.__mro__[1]  # which buffers have too
-    original = mixin.materialize
-    mixin.materialize = materialize
-    try:
-        with fake_mode, torch.no_grad():
-            model(*args, **kwargs)
-    finally:
-        mixin.materialize = original
+    mixin = UninitializedParameter.__mro__[1]  # which buffers have too
+    with patch({mixin: {"materialize": materialize}}), fake_mode, torch.no_grad():
+        model(*args, **kwargs)

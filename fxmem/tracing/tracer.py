@@ -25,6 +25,7 @@ import torch.utils.checkpoint
 from torch import nn
 
 from fxmem.graph import Phase
+from fxmem.patching import patch
 from fxmem.tracing.calls import CallLog
 from fxmem.tracing.containers import iterate_tensors
 from fxmem.tracing.fxgraph import GraphBuilder, describe_function
@@ -243,7 +244,6 @@ class Tracer(torch.overrides.TorchFunctionMode):
         call_module: Any = nn.Module.__call__
         apply: Any = torch.autograd.Function.__dict__["apply"]
         generator = checkpointing._checkpoint_without_reentrant_generator
-        segment = globals()["run_segment"]
 
         def traced_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return self._call_module(call_module, module, args, kwargs)
@@ -282,22 +282,16 @@ class Tracer(torch.overrides.TorchFunctionMode):
                 Call("call_function", gather, "all_gather", scope, run, arguments[2:], {})
             )
 
+        patches: dict[Any, dict[str, Any]] = {
+            nn.Module: {"__call__": traced_call},
+            torch.autograd.Function: {"apply": classmethod(traced_apply)},
+            checkpointing: {"_checkpoint_without_reentrant_generator": traced_checkpoint},
+            sys.modules[__name__]: {"run_segment": traced_segment},
+        }
         if group is not None:
-            group.pre_forward = traced_gather
-        nn.Module.__call__ = traced_call  # type: ignore[method-assign]
-        torch.autograd.Function.apply = classmethod(traced_apply)  # type: ignore[assignment]
-        checkpointing._checkpoint_without_reentrant_generator = traced_checkpoint
-        globals()["run_segment"] = traced_segment
-        try:
-            with self:
-                yield
-        finally:
-            nn.Module.__call__ = call_module  # type: ignore[method-assign]
-            torch.autograd.Function.apply = apply  # type: ignore[method-assign]
-            checkpointing._checkpoint_without_reentrant_generator = generator
-            globals()["run_segment"] = segment
-            if group is not None:
-                group.pre_forward = gather
+            patches[group] = {"pre_forward": traced_gather}
+        with patch(patches), self:
+            yield
 
     def _call_module(
         self,

@@ -16,6 +16,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -25,6 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from fxmem.patching import patch
 from fxmem.tracing.source import Span, find_span
 
 MAX_ELEMENTS = 1 << 16
@@ -149,7 +151,7 @@ def mark_held(fake: torch.Tensor) -> None:
 
 
 def comes_of_held(arguments: Any, answer: Any) -> bool:
-    """Tells whether an answer that tensors' values decided may be another one in another step.
+    """Returns whether an answer that tensors' values decided may differ in another step.
 
     Where the values are not known, a bool says that all is well, and a number is the size hint.
     """
@@ -161,26 +163,18 @@ def comes_of_held(arguments: Any, answer: Any) -> bool:
     return False
 
 
-@contextlib.contextmanager
-def answer_fake_checks() -> Iterator[None]:
-    """Has tensors whose value is known count as real ones where transformers asks.
+def answer_fake_checks() -> contextlib.AbstractContextManager[None]:
+    """Lets tensors of known value pass for real ones where transformers asks.
 
     ``masking_utils._ignore_causal_mask_sdpa`` looks whether a mask masks anything, but not into
     fake tensors, for which it makes masks that no run has.
     """
-    names = vars(sys.modules.get("transformers.utils.import_utils", object))
-    asked = names.get("is_fake_tensor")
-    if asked is None:
-        yield
-        return
-    changeable: Any = names
-    changeable["is_fake_tensor"] = lambda value: (
-        isinstance(value, FakeTensor) and find_known(value) is None
+    module, name = sys.modules.get("transformers.utils.import_utils"), "is_fake_tensor"
+    if not hasattr(module, name):
+        return contextlib.nullcontext()
+    return patch(
+        {module: {name: lambda value: isinstance(value, FakeTensor) and find_known(value) is None}}
     )
-    try:
-        yield
-    finally:
-        changeable["is_fake_tensor"] = asked
 
 
 # -- checks ----------------------------------------------------------------------------------------
@@ -209,17 +203,17 @@ class _Check:
     passes: bool  # the answer with which the code goes on
 
 
-_assumed: list[bool] = []
+_assumed: ContextVar[bool | None] = ContextVar("assumed", default=None)
 
 
 @contextlib.contextmanager
 def assume_passing(answer: bool) -> Iterator[None]:
-    """Has every check within pass with one answer: those of a function in C++."""
-    _assumed.append(answer)
+    """Answers every check of a function in C++ alike, within, so that it passes."""
+    token = _assumed.set(answer)
     try:
         yield
     finally:
-        _assumed.pop()
+        _assumed.reset(token)
 
 
 def find_passing_answer(frame: FrameType | None) -> bool | None:
@@ -227,9 +221,8 @@ def find_passing_answer(frame: FrameType | None) -> bool | None:
 
     Returns None where both answers let the code go on.
     """
-    if _assumed:
-        return _assumed[-1]
-    return _find_answer(frame, _list_checks)
+    assumed = _assumed.get()
+    return _find_answer(frame, _list_checks) if assumed is None else assumed
 
 
 def find_usual_answer(frame: FrameType | None) -> bool:
@@ -301,7 +294,7 @@ def _is_negated(test: ast.expr) -> bool:
 
 
 def is_in_while(frame: FrameType | None) -> bool:
-    """Tells whether the innermost loop that runs is a ``while``."""
+    """Returns whether the innermost loop that runs is a ``while``."""
     while frame is not None:
         if not frame.f_code.co_filename.startswith((_TORCH, *_BETWEEN)):
             loops = _list_loops(frame.f_code.co_filename)
@@ -342,7 +335,7 @@ def _ends_in_raise(body: list[ast.stmt]) -> bool:
 
 
 def _only_tells(branch: ast.If, function: ast.FunctionDef) -> bool:
-    """Tells whether a branch only warns or logs, with texts that are put together in it.
+    """Returns whether a branch only warns or logs, with texts that it puts together itself.
 
     As transformers' ``warn_if_padding_and_no_attention_mask`` does.
     """

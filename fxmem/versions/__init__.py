@@ -1,1 +1,1 @@
-"""PyTorch's releases: which is installed, and what not every one of them has."""
+"""Differences between the releases of PyTorch."""

@@ -20,7 +20,7 @@ Kernel = Callable[..., Any]
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Tells whether a tensor fills its memory without gaps or overlaps, in any order.
+    """Returns whether a tensor fills its memory without gaps or overlaps, in any order.
 
     Source: ``torch/_prims_common/__init__.py``; the function that does not ask symbolic sizes for
     their values came with 2.11.
@@ -52,7 +52,7 @@ class _Saver(torch.autograd.Function):
 
 
 def find_saving_hooks() -> tuple[Any, ...]:
-    """Finds the hooks through which autograd saves, those of ``saved_tensors_hooks``.
+    """Finds the hooks of ``saved_tensors_hooks`` that are in force.
 
     Source: ``torch/csrc/autograd/init.cpp``, ``_top_saved_tensors_default_hooks``, from 2.8 on.
     Before, PyTorch does not tell: the result is empty.

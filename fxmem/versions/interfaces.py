@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
-import torch
-
+from fxmem.versions.patches import PATCHES, Interface
 from fxmem.versions.release import Release, is_release
 
 
-@dataclass(frozen=True)
-class Interface:
-    """Private names of one module or class that serve one purpose.
-
-    Attributes:
-        owner: Where the names are found, as a dotted path.
-        names: Looked up in the owner.
-        purpose: For fxmem.
-        replacement: A way to do without them.
-        since: The first release that has them.
-        before: The first release that has them no more.
-    """
-
-    owner: str
-    names: tuple[str, ...]
-    purpose: str
-    replacement: str
-    since: Release | None = None
-    before: Release | None = None
-
-
-def _list(owner: str, names: str, purpose: str, replacement: str, **since: Release) -> Interface:
-    return Interface(owner, tuple(names.split()), purpose, replacement, **since)
+def _list(
+    owner: str,
+    names: str,
+    purpose: str,
+    replacement: str,
+    since: Release | None = None,
+    before: Release | None = None,
+) -> Interface:
+    return Interface(owner, tuple(names.split()), purpose, replacement, since, before)
 
 
 INTERFACES = (
@@ -132,12 +116,6 @@ INTERFACES = (
         "torch.utils.swap_tensors, without weak references to them",
     ),
     _list(
-        "torch.utils.data.dataloader",
-        "_BaseDataLoaderIter",
-        "leave the batches of a script for the CPU real",
-        "none",
-    ),
-    _list(
         "torch.autograd.graph",
         "_get_grad_fn_or_grad_acc",
         "find where hooks of a parameter's gradient hang",
@@ -174,12 +152,6 @@ INTERFACES = (
         " _pad_packed_sequence",
         "run attention, transformer layers and recurrent layers as a GPU does",
         "none: public functions call them",
-    ),
-    _list(
-        "torch._dynamo.eval_frame",
-        "_stance _callback_from_stance",
-        "run functions eagerly that were compiled before, and say so",
-        "torch.compiler.set_stance, without saying so",
     ),
     _list(
         "torch._prims_common",
@@ -231,42 +203,6 @@ INTERFACES = (
         "torch.get_default_device, for the first",
     ),
     _list(
-        "torch.utils._foreach_utils",
-        "_foreach_supported_types",
-        "have optimizers take their foreach loops for fake parameters",
-        "foreach=True, which users do not write",
-    ),
-    _list(
-        "torch.optim.optimizer",
-        "_foreach_supported_types",
-        "the same",
-        "foreach=True, which users do not write",
-    ),
-    _list(
-        "torch.nn.init",
-        "_no_grad_trunc_normal_",
-        "initialise weights that a fake tensor cannot hold",
-        "none",
-    ),
-    _list(
-        "torch.nn.Module",
-        "_apply",
-        "see a model moved to a device while it is built",
-        "a TorchFunctionMode",
-    ),
-    _list(
-        "torch.utils.checkpoint",
-        "_checkpoint_without_reentrant_generator",
-        "see which calls of a model are checkpoints",
-        "none",
-    ),
-    _list(
-        "torch.utils.checkpoint.DefaultDeviceType",
-        "_default_device_type",
-        "have checkpoints restore the GPU's autocast",
-        "set_device_type, which reads it no more",
-    ),
-    _list(
         "torch.distributed.pipelining.PipelineStage",
         "forward_one_chunk forward_maybe_with_nosync backward_one_chunk backward_weight_one_chunk",
         "know what a pipeline's stage runs",
@@ -278,12 +214,6 @@ INTERFACES = (
         "have all stages of a pipeline take the metadata that they are told",
         "answer what a process receives from the others",
         since=(2, 12),
-    ),
-    _list(
-        "torch.distributed.ProcessGroup",
-        "_start_coalescing _end_coalescing",
-        "send and receive in batches where no backend can, up to 2.7",
-        "torch.distributed.batch_isend_irecv of fxmem's own",
     ),
     _list(
         "torch.distributed.pipelining.schedules._PipelineSchedule",
@@ -302,12 +232,6 @@ INTERFACES = (
         "FakeStore",
         "be one rank of a process group whose other ranks are not there",
         "a process group of fxmem's own, by torch.distributed.Backend.register_backend",
-    ),
-    _list(
-        "torch.distributed.tensor._sharding_prop",
-        "ShardingPropagator",
-        "leave out the tensors of global shapes on which DTensor infers the shapes of results",
-        "leave out operators that run within torch.distributed.tensor's own frames",
     ),
     _list(
         "torch.distributed.tensor.DTensor",
@@ -340,37 +264,8 @@ INTERFACES = (
         "give collectives a future, for the reducer of DistributedDataParallel",
         "a communication hook that returns one",
     ),
-    _list(
-        "torch.nn.parallel.distributed",
-        "_verify_param_shape_across_processes _sync_module_states",
-        "build DistributedDataParallel without other ranks",
-        "a process group of fxmem's own",
-    ),
-    _list(
-        "torch.distributed.fsdp._fully_shard._fsdp_param",
-        "_chunk_with_empty",
-        "make of a parameter the shards that a rank takes, and not those of all ranks",
-        "let it make all, which takes longer on many ranks",
-    ),
-    _list(
-        "torch.distributed.tensor._op_schema",
-        "_rebuild_tensor_from_dtensor_meta",
-        "keep DTensor from making fake tensors on a GPU, which is not there",
-        "none",
-    ),
-    _list(
-        "torch.distributed.tensor._random",
-        "OffsetBasedRNGTracker _rng_tracker",
-        "keep DTensor from reading the GPU's random number generator",
-        "a state of fxmem's own",
-    ),
     _list("torch._C._nn", "_parse_to", "read module.to(0)", "patch torch.nn.Module.to"),
-    _list(
-        "torch.distributed",
-        "Reducer",
-        "see when it reads its own counts",
-        "let it run on real tensors",
-    ),
+    *PATCHES,
 )
 
 
@@ -383,7 +278,7 @@ def find_missing() -> list[str]:
     return [
         f"{interface.owner}.{name}"
         for interface in INTERFACES
-        if is_release(interface.since, interface.before)
+        if is_release(interface.since, interface.before) and not interface.is_optional
         for name in _iterate_missing(interface)
     ]
 
@@ -397,14 +292,7 @@ def _iterate_missing(interface: Interface) -> Iterator[str]:
 
 def find_owner(path: str) -> Any:
     """Finds a module, or an attribute of one; None where there is neither."""
-    found: Any = torch
-    parts = path.split(".")
-    for at, part in enumerate(parts[1:], 2):
-        if not hasattr(found, part):
-            try:
-                found = importlib.import_module(".".join(parts[:at]))
-                continue
-            except ImportError:
-                return None
-        found = getattr(found, part)
-    return found
+    try:
+        return pkgutil.resolve_name(path)
+    except (ImportError, AttributeError):
+        return None

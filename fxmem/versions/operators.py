@@ -1,4 +1,4 @@
-"""ATen's operators by name, also of those that the installed release lacks."""
+"""ATen's operators by name, with stand-ins for operators that the installed release lacks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ aten = _Namespace()
 
 
 def find_operators(*names: str | OpOverload | MissingOperator) -> list[OpOverload]:
-    """Returns ATen's operators by name; those that the installed release lacks are left out.
+    """Returns ATen's operators by name, without operators that the installed release lacks.
 
     >>> [str(operator) for operator in find_operators("add.Tensor", "relu", "no_such_operator")]
     ['aten.add.Tensor', 'aten.relu.default']

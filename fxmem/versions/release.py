@@ -40,7 +40,7 @@ def write_release(release: Release) -> str:
 
 
 def is_release(since: Release | None = None, before: Release | None = None) -> bool:
-    """Tells whether the installed release lies in a range.
+    """Returns whether the installed release lies in a range.
 
     Args:
         since: The first release of the range.

@@ -44,7 +44,7 @@ def record(program: Program, mode: Mode, *, symbolic_sizes: bool = True) -> Reco
     fake_mode = make_fake_mode()
     make_optimizer = resolve_optimizer("adam" if mode == "train+adam" else None)
     train = mode != "infer"
-    with fake_mode, swap_in_fakes(model, fake_mode, *inputs, train=train) as (args, kwargs):
+    with fake_mode, swap_in_fakes(model, fake_mode, *inputs, train=train) as (args, kwargs, _):
         loop = plain if train else infer
         step = Step(model, args, kwargs, train, resolve_loss(None), make_optimizer, loop)
         return record_step(step, CPU, symbolic_sizes=symbolic_sizes)

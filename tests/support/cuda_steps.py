@@ -18,6 +18,8 @@ from fxmem import analyze
 from fxmem.graph import MemoryGraph, Phase
 from fxmem.kernels.cuda import CUDA
 from fxmem.kernels.cuda.gpu import GPU_DEVICE
+from fxmem.kernels.functions import lower_functions
+from fxmem.tracing.devices import translate_devices
 from fxmem.tracing.fakes import make_fake_mode
 from fxmem.versions.operators import find_operators
 
@@ -94,6 +96,13 @@ def workspaces(graph: MemoryGraph) -> dict[str, int]:
 def on_gpu() -> Iterator[None]:
     """Makes fake tensors of the GPU."""
     with make_fake_mode(), torch.device(GPU_DEVICE):
+        yield
+
+
+@contextlib.contextmanager
+def lower_for_cuda() -> Iterator[None]:
+    """Runs code on fake tensors as a step for CUDA does."""
+    with translate_devices(GPU_DEVICE), lower_functions(CUDA):
         yield
 
 

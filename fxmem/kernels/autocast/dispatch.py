@@ -7,8 +7,8 @@ kernels stand-ins that cast the fake tensors of the GPU by the same policies
 (:mod:`fxmem.kernels.autocast.policies`). The rest is PyTorch's own: nesting,
 ``enabled=False``, ``custom_fwd``, what ``torch.is_autocast_enabled`` answers.
 
-To PyTorch these tensors lie on the CPU. Its kernels for ``torch.autocast("cpu")``, which is for
-what lies on the host, have stand-ins too, which let them pass.
+To PyTorch these tensors lie on the CPU. Its kernels for ``torch.autocast("cpu")``, which casts
+tensors on the host, have stand-ins too, which leave tensors of the GPU alone.
 
 Source: ``aten/src/ATen/autocast_mode.h``, ``autocast_mode.cpp``, ``torch/amp/autocast_mode.py``.
 """
@@ -31,7 +31,6 @@ from fxmem.kernels.autocast.policies import (
     CallArguments,
     Policy,
     cast_cached,
-    clear_casts,
     exclude_key,
     find_operators,
     find_policies,
@@ -40,8 +39,10 @@ from fxmem.kernels.autocast.policies import (
     reach_gpu,
 )
 from fxmem.kernels.common import data_dependent
-from fxmem.kernels.cuda.gpu import CUDA
+from fxmem.kernels.cuda.gpu import CUDA, current_state
 from fxmem.kernels.cuda.recurrent import count_weights
+from fxmem.patching import patch
+from fxmem.tracing.conditions import leave_autocast
 from fxmem.versions.fallbacks import find_kernel, override_kernel
 from fxmem.versions.operators import aten
 
@@ -61,71 +62,34 @@ CUDA.function(functional.binary_cross_entropy_with_logits)(
 @CUDA.context
 @contextlib.contextmanager
 def lower_autocast() -> Iterator[None]:
-    """Has CUDA's autocast work on fake tensors of the GPU, where the step turns it on.
+    """Makes CUDA's autocast cast fake tensors of the GPU, where the step turns it on.
 
-    On exit all is as it was, autocast's state included.
+    On exit all is as it was, autocast's state included. Autocast stays off where there is no GPU:
+    see :func:`fxmem.kernels.cuda.present_gpu.show_gpu`.
     """
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     clear_cache = torch.clear_autocast_cache
 
     def clear_all() -> None:
         clear_cache()
-        clear_casts()
+        current_state().casts.clear()  # weights are cast anew from now on
 
-    with _keep_state(), allow_autocast():
-        device_type = DefaultDeviceType._default_device_type
+    replacements: dict[Any, dict[str, Any]] = {
+        torch: {"clear_autocast_cache": clear_all},
+        # Whose autocast a checkpoint's recomputation enters: that of the accelerator.
+        DefaultDeviceType: {"_default_device_type": _DEVICE},
+    }
+    with leave_autocast(), patch(replacements):
         try:
-            # Whose autocast a checkpoint's recomputation enters: that of the accelerator.
-            DefaultDeviceType.set_device_type(_DEVICE)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that kernels are overridden: once in a process
                 for (operator, key), kernel in _make_kernels().items():
                     override_kernel(library, operator, key, kernel)
-            torch.clear_autocast_cache = clear_all
             with torch._C._IncludeDispatchKeyGuard(_KEY):
                 yield
         finally:
-            DefaultDeviceType._default_device_type = device_type
-            torch.clear_autocast_cache = clear_cache
             library._destroy()  # type: ignore[no-untyped-call]
-            clear_casts()
-
-
-@contextlib.contextmanager
-def allow_autocast() -> Iterator[None]:
-    """Has ``torch.autocast("cuda")`` take it that there is a GPU.
-
-    It warns and stays off where there is none: for good, where it decorates a function. So the
-    modules of a model are best imported within.
-    """
-    common = torch.cuda.amp.common
-    is_unavailable = common.amp_definitely_not_available
-    supports_bf16 = torch.cuda.is_bf16_supported
-    common.amp_definitely_not_available = lambda: False
-    torch.cuda.is_bf16_supported = lambda including_emulation=True: True
-    try:
-        yield
-    finally:
-        common.amp_definitely_not_available = is_unavailable
-        torch.cuda.is_bf16_supported = supports_bf16
-
-
-@contextlib.contextmanager
-def _keep_state() -> Iterator[None]:
-    """Undoes an autocast that was entered and, in an error, not left."""
-    enabled, dtype = torch.is_autocast_enabled(_DEVICE), torch.get_autocast_dtype(_DEVICE)
-    caches = torch.is_autocast_cache_enabled()
-    torch.autocast_increment_nesting()
-    depth = torch.autocast_decrement_nesting()
-    try:
-        yield
-    finally:
-        torch.set_autocast_enabled(_DEVICE, enabled)
-        torch.set_autocast_dtype(_DEVICE, dtype)
-        torch.set_autocast_cache_enabled(caches)
-        torch.autocast_increment_nesting()
-        for _ in range(torch.autocast_decrement_nesting() - depth):
-            torch.autocast_decrement_nesting()
+            current_state().casts.clear()
 
 
 @functools.cache

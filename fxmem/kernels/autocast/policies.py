@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from fxmem.kernels.autocast import lists
-from fxmem.kernels.cuda.gpu import is_on_gpu
+from fxmem.kernels.cuda.gpu import current_state, is_on_gpu
 from fxmem.versions.fallbacks import keeps_casts_in_inference
 from fxmem.versions.operators import aten
 
@@ -27,9 +27,6 @@ Cast = Callable[[tuple[Any, ...], dict[str, Any]], CallArguments]
 _F = TypeVar("_F", bound=Callable[..., Any])
 _KEY = "AutocastCUDA"
 _DEVICE = "cuda"
-
-_casts: dict[int, tuple[Any, Tensor]] = {}
-"""Weights cast so far, by the address of the ``TensorImpl``, which the weak reference keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,21 +67,17 @@ def cast_cached(dtype: torch.dtype, value: Any) -> Any:
     )
     if dtype != torch.get_autocast_dtype(_DEVICE) or not is_weight:
         return value.to(dtype)
-    if value._cdata not in _casts:
+    casts = current_state().casts
+    if value._cdata not in casts:
         # From 2.11 on with gradients, which another use may want.
         with torch.set_grad_enabled(torch.is_grad_enabled() or not keeps_casts_in_inference()):
             reference = torch._C._WeakTensorRef(value)  # type: ignore[attr-defined]
-            _casts[value._cdata] = (reference, value.to(dtype))
-    return _casts[value._cdata][1]
-
-
-def clear_casts() -> None:
-    """``clear_cache``: weights are cast anew from now on."""
-    _casts.clear()
+            casts[value._cdata] = (reference, value.to(dtype))
+    return casts[value._cdata][1]
 
 
 def reach_gpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Tells whether an argument is on the GPU, and brings autocast along."""
+    """Returns whether an argument is on the GPU, so that autocast casts."""
     return any(map(is_on_gpu, _iterate_leaves((args, kwargs))))
 
 
@@ -113,8 +106,8 @@ def follow_autocast(operator: OpOverload) -> Callable[[_F], _F]:
 
     For the replacement of a torch function, which runs before the operator is reached: it gets
     the arguments cast, and runs with autocast off, as what the operator calls does. Autocast must
-    cast all tensors of the operator: those of the function are found by their type. A function of
-    an operator that the installed release's autocast leaves alone stays as it is.
+    cast all tensors of the operator: the function's are found by their type. A function of an
+    operator that the installed release's autocast leaves alone stays as it is.
     """
     policy = find_policies().get(operator)
 
@@ -143,7 +136,7 @@ def exclude_key(key: torch._C.DispatchKey) -> contextlib.AbstractContextManager[
 
 
 def find_operators(names: Iterable[str], key: str = _KEY) -> dict[str, OpOverload]:
-    """Those of these ATen operators that the installed PyTorch has a kernel under a key for."""
+    """Finds the ATen operators among these for which PyTorch has a kernel under a key."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     return {name: _get_operator(name) for name in names if has_kernel(f"aten::{name}", key)}
 

@@ -9,6 +9,8 @@ on a machine with a GPU, and autograd formulas that ask a tensor for its device 
 from __future__ import annotations
 
 import contextlib
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -22,7 +24,7 @@ from fxmem.tracing.fakes import find_inner
 from fxmem.versions import release
 
 GPU_DEVICE = torch.device("cpu", 0)
-"""Where fake tensors of the GPU lie; those of the host lie on ``torch.device("cpu")``."""
+"""Device of the GPU's fake tensors; fake tensors of the host lie on ``torch.device("cpu")``."""
 
 CUDA = Backend("cuda", ANY, GPU_DEVICE)
 """PyTorch's CUDA build; filled by the modules beside this one, which the package imports."""
@@ -104,18 +106,53 @@ def describe_gpu(model: GpuModel | None) -> Gpu:
     )
 
 
-_current: ContextVar[Gpu] = ContextVar("gpu", default=Gpu())  # noqa: B039 - frozen
+class GpuState:
+    """The GPU that steps are lowered for, and what runs on it.
+
+    Attributes:
+        gpu: Its properties.
+        made_streams: How many streams were made, by the number of their pool.
+        remarks: Why the node that runs takes a kernel that needs more memory than others.
+        casts: Weights that autocast has cast, each beside a weak reference to the weight, by the
+            address of its ``TensorImpl``, which the reference keeps.
+    """
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        self.made_streams = Counter[int]()
+        self.remarks: dict[str, None] = {}
+        self.casts: dict[int, tuple[Any, torch.Tensor]] = {}
+        self._thread = threading.local()
+
+    @property
+    def streams(self) -> list[int]:
+        """The streams that this thread has entered and not left: the last is the current one."""
+        entered: list[int] = vars(self._thread).setdefault("streams", [0])
+        return entered
+
+
+_current = ContextVar("gpu", default=GpuState(Gpu()))  # noqa: B039 - where nothing runs
+
+
+def current_state() -> GpuState:
+    """Returns the GPU that the step is lowered for, and what runs on it."""
+    return _current.get()
 
 
 def current_gpu() -> Gpu:
     """Returns the GPU that the step is lowered for."""
-    return _current.get()
+    return _current.get().gpu
+
+
+def find_stream() -> int:
+    """Finds the number of the current stream; 0 is the default one."""
+    return _current.get().streams[-1]
 
 
 @contextlib.contextmanager
 def use_gpu(gpu: Gpu) -> Iterator[None]:
     """Lowers for this GPU within."""
-    token = _current.set(gpu)
+    token = _current.set(GpuState(gpu))
     try:
         yield
     finally:
@@ -123,5 +160,5 @@ def use_gpu(gpu: Gpu) -> Iterator[None]:
 
 
 def is_on_gpu(tensor: object) -> bool:
-    """Tells whether a fake tensor stands for one in the GPU's memory."""
+    """Returns whether a fake tensor stands for one in the GPU's memory."""
     return isinstance(tensor, torch.Tensor) and find_inner(tensor).device == GPU_DEVICE

@@ -1,21 +1,18 @@
-"""A machine with one GPU, as far as a script can see.
+"""A machine with one GPU, as far as code can see.
 
 ``torch.cuda`` answers as on the target GPU, waits for nothing and keeps no states but the current
-stream. What the script puts on ``cuda`` is for the recorder.
+stream. Tensors that the code puts on ``cuda`` are for :mod:`fxmem.tracing.devices`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import operator
-import threading
+import sys
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
-from typing import Any, ClassVar
-from unittest import mock
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +20,15 @@ from torch.utils._pytree import tree_map_only
 
 from fxmem.errors import TraceError
 from fxmem.gpus import CONTEXT_BYTES, find_gpu
-from fxmem.kernels.cuda.gpu import Gpu, measure_shared_memory
+from fxmem.kernels.cuda.gpu import (
+    Gpu,
+    current_state,
+    find_stream,
+    measure_shared_memory,
+    use_gpu,
+)
+from fxmem.patching import patch
+from fxmem.tracing.devices import TypeOnGpu, find_type
 from fxmem.tracing.source import find_source
 from fxmem.versions import release
 
@@ -61,10 +66,8 @@ class _Event(_Queue):
 class _Stream(_Queue):
     """A stream, which the allocator knows by its number.
 
-    As in ``c10/cuda/CUDAStream.cpp``, those of one priority come in turn from a pool.
+    As in ``c10/cuda/CUDAStream.cpp``, streams of one priority come in turn from a pool.
     """
-
-    _made: ClassVar[Counter[int]] = Counter()  # by priority
 
     def __init__(
         self, device: Any = None, priority: int = 0, *, stream_id: int | None = None, **_kwargs: Any
@@ -72,8 +75,9 @@ class _Stream(_Queue):
         self.priority = priority
         if stream_id is None:
             pool = min(max(-priority, 0), _STREAM_POOLS - 1)
-            stream_id = 1 + pool * _STREAMS_OF_POOL + self._made[pool] % _STREAMS_OF_POOL
-            self._made[pool] += 1
+            made = current_state().made_streams
+            stream_id = 1 + pool * _STREAMS_OF_POOL + made[pool] % _STREAMS_OF_POOL
+            made[pool] += 1
         self.stream_id = self.cuda_stream = stream_id
 
     def __eq__(self, other: object) -> bool:
@@ -83,11 +87,11 @@ class _Stream(_Queue):
         return self.stream_id
 
     def __enter__(self) -> _Stream:
-        _thread.entered.append(self)
+        current_state().streams.append(self.stream_id)
         return self
 
     def __exit__(self, *_error: object) -> None:
-        _thread.entered.pop()
+        current_state().streams.pop()
 
     def record_event(self, event: Any = None) -> Any:
         return event or _Event()
@@ -98,24 +102,9 @@ class _ExternalStream(_Stream):
         super().__init__(stream_id=stream_ptr)
 
 
-class _Thread(threading.local):
-    """The streams that a thread has entered and not left; the last is the current one."""
-
-    def __init__(self) -> None:
-        self.entered = [_Stream(stream_id=0)]
-
-
-_thread = _Thread()
-
-
-def find_stream() -> int:
-    """Finds the number of the current stream, within :func:`show_gpu`; 0 is the default one."""
-    return _thread.entered[-1].stream_id
-
-
 def _set_stream(stream: _Stream | None) -> None:
     if stream is not None:
-        _thread.entered[-1] = stream
+        current_state().streams[-1] = stream.stream_id
 
 
 def _make_generator(device: Any = "cpu") -> torch.Generator:
@@ -126,37 +115,13 @@ def _make_generator(device: Any = "cpu") -> torch.Generator:
 _Generator = torch.Generator
 
 
-class TypeOnGpu:
-    """``torch.cuda.FloatTensor`` or the like: makes tensors, and is what ``Tensor.type`` takes."""
-
-    is_cuda = True
-
-    def __init__(self, host_type: Any) -> None:
-        self._host_type = host_type
-        self.dtype: torch.dtype = host_type.dtype
-
-    def __call__(self, *args: Any) -> Tensor:
-        made: Tensor = self._host_type(*args)
-        return made.cuda()
-
-    def __instancecheck__(self, instance: Any) -> bool:
-        return isinstance(instance, Tensor) and instance.is_cuda and instance.dtype == self.dtype
-
-
-def find_type(kind: Any = None, *_: Any) -> Any:
-    """Finds the type with a device, as ``torch.cuda.FloatTensor`` is, that a type or name means."""
-    if isinstance(kind, str) and kind.startswith("torch.") and kind.endswith("Tensor"):
-        kind = operator.attrgetter(kind.removeprefix("torch."))(torch)
-    return kind if isinstance(kind, TypeOnGpu | type(torch.FloatTensor)) else None
-
-
 def _set_default_type(kind: Any, stack: contextlib.ExitStack) -> None:
     found = find_type(kind)
     torch.set_default_dtype(found.dtype)
     torch.set_default_device("cuda" if found.is_cuda else None)
     if found.is_cuda:
         importlib.import_module("torch._dynamo")  # which checks the signature of Tensor.__new__
-        stack.enter_context(mock.patch.object(Tensor, "__new__", staticmethod(_make_on_gpu)))
+        stack.enter_context(patch({Tensor: {"__new__": staticmethod(_make_on_gpu)}}))
 
 
 def _make_on_gpu(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -201,7 +166,7 @@ def show_gpu(
     *,
     count: Callable[[], int] = lambda: 1,
 ) -> Iterator[None]:
-    """Has ``torch.cuda`` tell of one GPU within.
+    """Lowers for a GPU within, and shows that GPU in ``torch.cuda``.
 
     Args:
         gpu: The GPU.
@@ -209,21 +174,51 @@ def show_gpu(
             empty its cache; None where nothing is allocated.
         count: Counts such GPUs; all memory is on the first.
     """
+    functions = {
+        **_list_answers(gpu),
+        "device_count": count,
+        **_list_counters(describe_properties(gpu).total_memory),
+        **(memory or {}),
+        **_list_streams(),
+        **{f"{kind}Tensor": TypeOnGpu(getattr(torch, f"{kind}Tensor")) for kind in _KINDS},
+    }
+    with contextlib.ExitStack() as stack:
+        owners: dict[Any, dict[str, Any]] = {
+            torch.cuda: functions,
+            torch.cuda.memory: functions,
+            torch.accelerator: functions,
+            torch: {
+                "Generator": _GeneratorOfAnyDevice,
+                "Stream": _Stream,
+                "Event": _Event,
+                "set_default_tensor_type": lambda kind: _set_default_type(kind, stack),
+            },
+            **_list_others(gpu),
+        }
+        there = {  # builds for the CPU alone lack some of torch._C
+            owner: {
+                name: value
+                for name, value in names.items()
+                if hasattr(owner, name) or name.startswith("_cuda_")
+            }
+            for owner, names in owners.items()
+        }
+        stack.enter_context(use_gpu(gpu))
+        stack.callback(_forget_answers)
+        stack.enter_context(patch(there))
+        _forget_answers()
+        yield
+
+
+def _answer(value: Any) -> Callable[..., Any]:
+    return lambda *_args, **_kwargs: value
+
+
+def _list_answers(gpu: Gpu) -> dict[str, Any]:
+    """Lists the functions that give one answer, by name."""
     properties = describe_properties(gpu)
-    state = torch.zeros(_RNG_STATE_BYTES, dtype=torch.uint8)
-
-    def answer(value: Any) -> Callable[..., Any]:
-        return lambda *_args, **_kwargs: value
-
-    def measure_free(*_args: Any, **_kwargs: Any) -> tuple[int, int]:
-        used = torch.cuda.memory_reserved() + CONTEXT_BYTES[1]
-        return max(properties.total_memory - used, 0), properties.total_memory
-
-    def summarize(*_args: Any, **_kwargs: Any) -> str:
-        return "\n".join(f"{key} {value}" for key, value in torch.cuda.memory_stats().items())
-
-    stack = contextlib.ExitStack()
     major, minor = gpu.capability
+    state = torch.zeros(_RNG_STATE_BYTES, dtype=torch.uint8, device="cpu")
     answers: dict[str, Any] = {
         **dict.fromkeys(_TRUE, True),
         **dict.fromkeys(_FALSE, False),
@@ -234,62 +229,77 @@ def show_gpu(
         "get_device_properties": properties,
         "get_arch_list": [f"sm_{major}{minor}"],
         "current_accelerator": torch.device("cuda"),
+        "get_rng_state": state,
+        "get_rng_state_all": [state],
     }
-    functions: dict[str, Any] = {
-        **{name: answer(value) for name, value in answers.items()},
-        "device_count": count,
+    return {
+        **{name: _answer(value) for name, value in answers.items()},
+        "is_bf16_supported": lambda including_emulation=True: including_emulation or major >= 8,
+    }
+
+
+def _list_counters(total_memory: int) -> dict[str, Any]:
+    """Lists the functions that read the allocator's counters, by name."""
+
+    def measure_free(*_args: Any, **_kwargs: Any) -> tuple[int, int]:
+        used = torch.cuda.memory_reserved() + CONTEXT_BYTES[1]
+        return max(total_memory - used, 0), total_memory
+
+    def summarize(*_args: Any, **_kwargs: Any) -> str:
+        return "\n".join(f"{key} {value}" for key, value in torch.cuda.memory_stats().items())
+
+    return {
         **dict.fromkeys(("mem_get_info", "get_memory_info"), measure_free),
         "memory_stats_as_nested_dict": lambda *_, **__: {},
         "memory_summary": summarize,
         **{name: getattr(torch.cuda, name) for name in _READERS},
-        **(memory or {}),
-        "get_rng_state": lambda *_, **__: state.clone(),
-        "get_rng_state_all": lambda: [state.clone()],
+    }
+
+
+def _list_streams() -> dict[str, Any]:
+    """Lists streams and events, and the functions that make and enter them, by name."""
+    return {
         "Stream": _Stream,
         "Event": _Event,
         "CUDAGraph": _Graph,
         "ExternalStream": _ExternalStream,
         "stream": lambda stream: stream or contextlib.nullcontext(),
         "set_stream": _set_stream,
-        "current_stream": lambda *_, **__: _thread.entered[-1],
+        "current_stream": lambda *_, **__: _Stream(stream_id=find_stream()),
         "default_stream": lambda *_, **__: _Stream(stream_id=0),
-        **{f"{kind}Tensor": TypeOnGpu(getattr(torch, f"{kind}Tensor")) for kind in _KINDS},
     }
-    owners: dict[Any, dict[str, Any]] = {
-        torch.cuda: functions,
-        torch.cuda.nccl: {"version": answer(_NCCL_VERSION)},
-        torch.distributed: {"is_nccl_available": answer(True)},
-        torch.cuda.nvtx: {"range_push": answer(0), "range_pop": answer(0)},
-        torch.cuda.memory: functions,
-        torch.accelerator: functions,
+
+
+def _list_others(gpu: Gpu) -> dict[Any, dict[str, Any]]:
+    """Lists replacements outside of ``torch.cuda`` and ``torch.accelerator``, by owner."""
+    return {
         torch._C: {
-            "_get_accelerator": answer(torch.device("cuda")),  # which fully_shard asks
+            "_get_accelerator": _answer(torch.device("cuda")),  # which fully_shard asks
             "_cuda_getCurrentRawStream": lambda _device=0: find_stream(),
-            "_cuda_isInBadFork": answer(False),
-            "_cuda_clearCublasWorkspaces": answer(None),
-            "_accelerator_exchangeDevice": answer(0),  # DistributedDataParallel moves inputs so
-            "_accelerator_maybeExchangeDevice": answer(0),
-        },
-        torch: {
-            "Generator": _GeneratorOfAnyDevice,
-            "Stream": _Stream,
-            "Event": _Event,
-            "set_default_tensor_type": lambda kind: _set_default_type(kind, stack),
+            "_cuda_isInBadFork": _answer(False),
+            "_cuda_clearCublasWorkspaces": _answer(None),
+            "_accelerator_exchangeDevice": _answer(0),  # DistributedDataParallel moves inputs so
+            "_accelerator_maybeExchangeDevice": _answer(0),
         },
         torch.version: {} if torch.version.cuda else {"cuda": _find_cuda()},
-        torch.backends.cudnn: {"version": answer(gpu.cudnn_version)},
-        Tensor: {"record_stream": answer(None)},
+        torch.backends.cudnn: {"version": _answer(gpu.cudnn_version)},
+        torch.cuda.nccl: {"version": _answer(_NCCL_VERSION)},
+        torch.cuda.nvtx: {"range_push": _answer(0), "range_pop": _answer(0)},
+        # Where there is none, autocast stays off: for good, where it decorates a function.
+        torch.cuda.amp.common: {"amp_definitely_not_available": _answer(False)},
+        torch.distributed: {"is_nccl_available": _answer(True)},
+        Tensor: {"record_stream": _answer(None)},
         nn.DataParallel: {"scatter": _scatter_to_one},
     }
-    with stack:
-        for owner, names in owners.items():
-            for name, value in names.items():  # builds for the CPU alone lack some of torch._C
-                if hasattr(owner, name) or name.startswith("_cuda_"):
-                    patch = mock.patch.object(owner, name, value, create=True)
-                    stack.enter_context(patch)
-        stack.enter_context(mock.patch.multiple(_thread, entered=[_Stream(stream_id=0)]))
-        stack.enter_context(mock.patch.multiple(_Stream, _made=Counter()))
-        yield
+
+
+def _forget_answers() -> None:
+    """Empties the caches of functions that keep whether there is a GPU."""
+    for name in ("transformers.utils.import_utils", "torch.utils._triton"):
+        for function in [*vars(sys.modules.get(name, object)).values()]:
+            asks = getattr(getattr(function, "__wrapped__", None), "__code__", None)
+            if asks is not None and {"cuda", "is_torch_cuda_available"} & {*asks.co_names}:
+                function.cache_clear()
 
 
 _CUDA_VERSIONS = {(2, 6): "12.4", (2, 7): "12.6", (2, 8): "12.8", (2, 9): "12.8", (2, 10): "12.8"}
@@ -305,7 +315,7 @@ def _find_cuda() -> str:
 
 
 _KINDS = ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
-_TRUE = ("is_available", "is_initialized", "is_bf16_supported")
+_TRUE = ("is_available", "is_initialized")
 _FALSE = ("_is_in_bad_fork", "is_current_stream_capturing")
 _ZERO = (
     "current_device",

@@ -9,13 +9,13 @@ import contextlib
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 from fxmem.kernels.cuda.gpu import CUDA, GPU_DEVICE, current_gpu, measure_shared_memory
+from fxmem.patching import change_items, patch
 from fxmem.tracing.compiled import patch_when_imported
 from fxmem.tracing.values import forget_value
 
@@ -40,7 +40,7 @@ def _replace_launches(jit: Any) -> Iterator[None]:
             tensors = (getattr(leaf, "base", leaf) for leaf in tree_leaves((args, kwargs)))
             fakes = [tensor for tensor in tensors if isinstance(tensor, FakeTensor)]
             if not fakes:
-                with mock.patch.dict(vars(jit.driver), on_real_gpu):
+                with change_items(vars(jit.driver), on_real_gpu):
                     return make_launch(kernel, grid)(*args, **kwargs)
             for fake in fakes:  # any may be written
                 forget_value(fake)
@@ -49,8 +49,8 @@ def _replace_launches(jit: Any) -> Iterator[None]:
         return launch
 
     with (
-        mock.patch.object(jit.KernelInterface, "__getitem__", make_launch_of_fakes),
-        mock.patch.dict(vars(jit.driver)),
+        patch({jit.KernelInterface: {"__getitem__": make_launch_of_fakes}}),
+        change_items(vars(jit.driver)),
     ):
         jit.driver.set_active(_describe_driver())
         yield

@@ -8,11 +8,21 @@ import pytest
 import torch
 from cuda_steps import on_gpu
 
+from fxmem.kernels.cuda.gpu import Gpu
+from fxmem.kernels.cuda.present_gpu import show_gpu
+
 
 @pytest.fixture
 def gpu() -> Iterator[None]:
     """Fake tensors that are made lie on a GPU."""
     with on_gpu():
+        yield
+
+
+@pytest.fixture
+def shown_gpu() -> Iterator[None]:
+    """Code that asks for a GPU finds one."""
+    with show_gpu(Gpu()):
         yield
 
 

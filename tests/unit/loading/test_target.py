@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 import fxmem
 from fxmem.errors import LoadError
 from fxmem.loading.target import load_function, load_target, prepare_targets
-from fxmem.tracing.devices import replace_devices
+from fxmem.tracing.devices import translate_devices
 from fxmem.tracing.fakes import make_fake_mode
 from fxmem.tracing.swapping import swap_in_fakes
 
@@ -119,7 +119,7 @@ def write(tmp_path: Path) -> Write:
 
 
 def load(target: str) -> nn.Module:
-    with prepare_targets(target), replace_devices(set()):
+    with prepare_targets(target), translate_devices():
         return load_target(target, make_fake_mode())
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils import _device
 
 import fxmem
-from fxmem.tracing.devices import replace_devices
+from fxmem.tracing.devices import translate_devices
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +65,7 @@ MOVES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], set[str]]] = {
 def test_an_accelerator_means_the_cpu(name: str) -> None:
     code, expected = MOVES[name]
     named: set[str] = set()
-    with replace_devices(named):
+    with translate_devices(named=named):
         assert code(torch.ones(2)).device == torch.device("cpu")
     assert named == expected
 

@@ -72,7 +72,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 def record(model: nn.Module, shape: tuple[int, ...], **settings: bool) -> Recording:
     mode = make_fake_mode()
-    with mode, swap_in_fakes(model, mode, (torch.empty(shape),), train=False) as (args, kwargs):
+    with mode, swap_in_fakes(model, mode, (torch.empty(shape),), train=False) as (args, kwargs, _):
         step = Step(model, args, kwargs, False, resolve_loss(None), None, infer)
         return record_step(step, CPU, **settings)
 

@@ -14,7 +14,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from fxmem.errors import TraceError, UsageError
 from fxmem.tracing.fakes import make_fake_mode
-from fxmem.tracing.swapping import forget_replaced, settle_lazy, swap_in_fakes
+from fxmem.tracing.swapping import settle_lazy, swap_in_fakes
 
 
 class Shared(nn.Module):
@@ -120,7 +120,7 @@ def test_what_a_step_replaces_can_go(fake_mode: FakeTensorMode) -> None:
     model: Any = nn.Linear(2, 2)
     kept = model.pyramid = [torch.ones(3)]  # as torchvision's RAFT
     first = kept[0]
-    with swap_in_fakes(model, fake_mode, train=True), fake_mode:
+    with swap_in_fakes(model, fake_mode, train=True) as (_, _, forget_replaced), fake_mode:
         fake = weakref.ref(kept[0])
         model.pyramid = [torch.ones(3)]
         forget_replaced()
@@ -159,7 +159,7 @@ def test_one_element_buffers_keep_their_values(fake_mode: FakeTensorMode) -> Non
 def test_lazy_parameters_become_fakes_with_their_shape(fake_mode: FakeTensorMode) -> None:
     model = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(2))
     kinds, given = [*map(type, model)], ["2x3x5x5:bf16"]
-    with swap_in_fakes(model, fake_mode, given, dtype="bfloat16", train=True) as (args, _):
+    with swap_in_fakes(model, fake_mode, given, dtype="bfloat16", train=True) as (args, *_):
         settle_lazy(model, args, {}, fake_mode, "bfloat16")
         shapes = [tuple(parameter.shape) for parameter in model.parameters()]
         assert shapes == [(4, 3, 3, 3), *[(4,)] * 3, (2, 36), (2,)]
@@ -242,7 +242,7 @@ def test_objects_among_the_inputs_hold_fakes_too(fake_mode: FakeTensorMode) -> N
         return output * scale - x
 
     given = {"args": [x, [cache]], "readers": (compare,)}
-    with swap_in_fakes(model, fake_mode, train=True, **given) as (args, _), fake_mode:
+    with swap_in_fakes(model, fake_mode, train=True, **given) as (args, *_), fake_mode:
         assert args[1][0] is cache and cache.kept[0] is args[0]
         assert all(isinstance(tensor, FakeTensor) for tensor in cache.kept)
         compare(args[0]).sum().backward()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import math
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -26,9 +25,10 @@ from fxmem.kernels.cuda.attention.backends import (
     explain_math,
     read_settings,
 )
-from fxmem.kernels.cuda.gpu import CUDA, current_gpu, is_on_gpu
+from fxmem.kernels.cuda.gpu import CUDA, current_gpu, current_state, is_on_gpu
 from fxmem.kernels.cuda.pointwise import dropout
 from fxmem.kernels.registry import OperatorCall
+from fxmem.patching import patch
 from fxmem.tracing.compiled import patch_when_imported
 from fxmem.versions.operators import aten
 
@@ -93,7 +93,8 @@ def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
             scale=call.scale,
         )[0]  # fmt: skip
     else:
-        CUDA.remarks[explain_math(call, current_gpu(), read_settings(current_gpu()))] = None
+        state = current_state()
+        state.remarks[explain_math(call, state.gpu, read_settings(state.gpu))] = None
         result = _run_math(call, mask)
     return result
 
@@ -217,7 +218,7 @@ def refuse_flex_attention() -> contextlib.AbstractContextManager[None]:
     It hands itself to the compiler, and without one computes with whole matrices of scores.
     """
     refused: dict[str, Any] = {"_validate_sdpa_input": _refuse, "create_block_mask": _refuse}
-    return patch_when_imported(_MODULE, lambda module: mock.patch.multiple(module, **refused))
+    return patch_when_imported(_MODULE, lambda module: patch({module: refused}))
 
 
 def _refuse(*_inputs: Any, **_options: Any) -> None:

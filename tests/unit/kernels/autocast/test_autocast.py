@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from cuda_steps import lower_for_cuda
 from running import Runs
 from torch import Tensor, nn
 from torch.nn import functional
@@ -22,9 +23,10 @@ from fxmem.kernels.autocast.dispatch import lower_autocast
 from fxmem.kernels.autocast.policies import find_policies
 from fxmem.kernels.cuda import CUDA
 from fxmem.kernels.cuda.gpu import GPU_DEVICE
-from fxmem.kernels.functions import lower_functions
 from fxmem.recording.recorder import Recorder
 from fxmem.tracing.fakes import make_fake_mode
+
+pytestmark = pytest.mark.usefixtures("shown_gpu")  # else autocast stays off
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -32,7 +34,7 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 @pytest.fixture
 def x() -> Iterator[Tensor]:
     """A float32 tensor on the GPU that is not there."""
-    with make_fake_mode(), lower_functions(CUDA):
+    with make_fake_mode(), lower_for_cuda():
         yield torch.empty(8, 8, device="cuda")
 
 
@@ -284,7 +286,7 @@ def entries() -> Iterator[Any]:
     pytest.importorskip("expecttest")
     from torch.testing._internal.autocast_test_lists import AutocastTestLists
 
-    with make_fake_mode(), AnswerCudnn(), Recorder(CUDA), lower_functions(CUDA):
+    with make_fake_mode(), AnswerCudnn(), Recorder(CUDA), lower_for_cuda():
         yield AutocastTestLists("cuda")
 
 

@@ -19,9 +19,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from fxmem.kernels.autocast.dispatch import lower_autocast
-from fxmem.kernels.cuda.devices import view_devices
 from fxmem.kernels.cuda.gpu import GPU_DEVICE
+from fxmem.tracing.devices import translate_devices
 from fxmem.tracing.fakes import make_fake_mode
+
+pytestmark = pytest.mark.usefixtures("shown_gpu")  # else autocast stays off
 
 BF16 = torch.bfloat16
 Autocast = Callable[..., contextlib.AbstractContextManager[Any]]
@@ -144,7 +146,7 @@ def test_the_casts_are_those_of_a_real_step(run: Any) -> None:
         return torch.rand(*size, device="cuda")
 
     real = record(run, make_real, lambda **kwargs: torch.autocast("cpu", **kwargs))
-    with make_fake_mode(), view_devices(GPU_DEVICE), lower_autocast():
+    with make_fake_mode(), translate_devices(GPU_DEVICE), lower_autocast():
         fake = record(run, make_fake, lambda **kwargs: torch.autocast("cuda", **kwargs))
     for expected, found in zip(real, fake, strict=True):
         assert found == expected

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from running import Call
 
 import fxmem
+from fxmem.graph import MemoryGraph
 from fxmem.kernels.cuda import CUDA as TARGET
-from fxmem.kernels.cuda.devices import view_devices
 from fxmem.kernels.cuda.gpu import GPU_DEVICE
 from fxmem.kernels.functions import lower_functions
 from fxmem.recording.recorder import Recorder
+from fxmem.tracing.devices import translate_devices
 from fxmem.tracing.fakes import make_fake_mode
 
 CUDA = torch.device("cuda", 0)
@@ -22,7 +25,7 @@ CUDA = torch.device("cuda", 0)
 @pytest.fixture
 def x() -> Iterator[torch.Tensor]:
     """A tensor on the GPU that is not there."""
-    with make_fake_mode(), view_devices(GPU_DEVICE):
+    with make_fake_mode(), translate_devices(GPU_DEVICE):
         yield torch.empty(4, 8, device="cuda")
 
 
@@ -72,6 +75,52 @@ def test_the_gpu_s_properties_are_those_asked_for() -> None:
 
     analysis = fxmem.analyze(Call(make_partial_sums), ("4x8",), gpu="rtx4090", mode="infer")
     assert analysis.nodes[-1].shape == (128, 8)
+
+
+ASKS = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.width = 64 if torch.cuda.is_available() else 8
+        self.layer = nn.Linear(4, self.width, device="cuda" if self.width > 8 else "cpu")
+
+    def forward(self, x):
+        y = self.layer(x)
+        if torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0):
+            y = torch.cat([y, y])
+        return y if torch.cuda.device_count() else y[:1]
+
+def make_stages():
+    return [Net(), nn.Linear(64 if torch.cuda.is_available() else 8, 8)]
+
+if __name__ == "__main__":
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    Net().to(device)(torch.ones(3, 4, device=device)).sum().backward()
+"""
+
+
+def run_ways(path: Path, **options: Any) -> Iterator[MemoryGraph]:
+    """Runs the code above in each way that there is."""
+    for way in ({}, {"mode": "infer"}, {"mesh": {"dp": 1}, "parallelize": "ddp"}):
+        yield fxmem.analyze(f"{path}:Net", ("3x4",), **way, **options).graph
+    pipeline = fxmem.pipeline(
+        f"{path}:make_stages", ("3x4",), schedule="GPipe", microbatches=1, **options
+    )
+    yield pipeline.ranks[0].graph
+    yield fxmem.run(str(path), **options).steps[0].graph
+
+
+def test_code_that_asks_finds_the_target_in_all_ways(tmp_path: Path) -> None:
+    path = tmp_path / "asks.py"
+    path.write_text(ASKS)
+    for gpu, rows in ("h100", 6), ("a100-80gb", 3):
+        for graph in run_ways(path, gpu=gpu):
+            assert {storage.shape for storage in graph.storages} >= {(64, 4), (rows, 64)}
+    for graph in run_ways(path, device="cpu"):
+        assert (8, 4) in {storage.shape for storage in graph.storages}
 
 
 def test_copied_values_lie_where_they_were_copied_to_and_keep_them(x: torch.Tensor) -> None:

@@ -10,16 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_steps import hold, made
+from cuda_steps import hold, lower_for_cuda, made
 from torch import nn
 
 from fxmem import analyze
 from fxmem.errors import TraceError
 from fxmem.graph import Category, Phase
 from fxmem.kernels.autocast.grad_scaler import GradScaler
-from fxmem.kernels.cuda import CUDA
 from fxmem.kernels.cuda.gpu import is_on_gpu
-from fxmem.kernels.functions import lower_functions
 from fxmem.tracing.fakes import make_fake_mode
 
 ROWS, COLUMNS = 128, 256
@@ -186,7 +184,7 @@ def test_each_micro_batch_s_loss_is_scaled() -> None:
 
 
 def test_gradients_in_float16_are_refused() -> None:
-    with make_fake_mode(), lower_functions(CUDA):
+    with make_fake_mode(), lower_for_cuda():
         model, scaler = nn.Linear(8, 4, device="cuda", dtype=torch.float16), GradScaler()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         x = torch.empty(2, 8, device="cuda", dtype=torch.float16)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from fxmem.kernels.cuda.gpu import Gpu
-from fxmem.kernels.cuda.present_gpu import find_stream, show_gpu
+from fxmem.kernels.cuda.gpu import Gpu, find_stream
+from fxmem.kernels.cuda.present_gpu import show_gpu
 
 
 @pytest.fixture(autouse=True)

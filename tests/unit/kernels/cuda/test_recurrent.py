@@ -18,6 +18,8 @@ from fxmem.kernels.cuda.gpu import GPU_DEVICE
 from fxmem.kernels.cuda.recurrent import estimate_reserve_bytes
 from fxmem.tracing.fakes import make_fake_mode
 
+pytestmark = pytest.mark.usefixtures("shown_gpu")  # else autocast stays off
+
 aten = torch.ops.aten
 FP16, FP32 = torch.float16, torch.float32
 STEPS, BATCH, INPUT, HIDDEN = 10, 8, 16, 32

@@ -1,0 +1,93 @@
+"""The one place that replaces attributes of torch and of other libraries, for a while."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any
+
+from fxmem.versions.patches import PATCHES
+
+_ABSENT = object()
+_LISTED = frozenset((row.owner, name) for row in PATCHES for name in row.names)
+_held = threading.RLock()
+
+
+@contextlib.contextmanager
+def hold_process() -> Iterator[None]:
+    """Keeps other analyses waiting, as each patches torch, and frees no reference cycles within.
+
+    So a recording is the same every time.
+    """
+    with _held:
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if enabled:
+                gc.enable()
+
+
+@contextlib.contextmanager
+def patch(replacements: Mapping[Any, Mapping[str, Any]]) -> Iterator[None]:
+    """Replaces attributes within, and puts back what was there, in reverse order.
+
+    To be entered within :func:`hold_process` where code of other threads may analyse, too.
+
+    Args:
+        replacements: By module, class or object, the new values by name. Those of torch's modules
+            and classes are listed in :data:`fxmem.versions.patches.PATCHES`.
+
+    Raises:
+        LookupError: A name of torch is not listed.
+
+    >>> import torch
+    >>> with patch({torch.cuda: {"is_available": lambda: "perhaps"}}):
+    ...     torch.cuda.is_available()
+    'perhaps'
+    """
+    with contextlib.ExitStack() as stack:
+        for owner, values in replacements.items():
+            path = find_path(owner)
+            for name, value in values.items():
+                if path.partition(".")[0] == "torch" and (path, name) not in _LISTED:
+                    raise LookupError(f"{path}.{name} is not listed in fxmem/versions/patches.py")
+                before = vars(owner).get(name, _ABSENT)
+                setattr(owner, name, value)
+                if before is _ABSENT:
+                    stack.callback(delattr, owner, name)
+                else:
+                    stack.callback(setattr, owner, name, before)
+        yield
+
+
+def find_path(owner: Any) -> str:
+    """Finds the dotted path of a module or a class, as its own names tell it."""
+    if isinstance(owner, type):
+        return f"{owner.__module__}.{owner.__qualname__}"
+    return getattr(owner, "__name__", "")
+
+
+@contextlib.contextmanager
+def change_items(
+    table: MutableMapping[str, Any], changes: Mapping[str, Any] | None = None
+) -> Iterator[None]:
+    """Changes items of a table, such as the environment's variables, and puts all back at the end.
+
+    >>> table = {"a": 1}
+    >>> with change_items(table, {"a": 2, "b": 3}):
+    ...     table
+    {'a': 2, 'b': 3}
+    >>> table
+    {'a': 1}
+    """
+    before = dict(table)
+    try:
+        table.update(changes or {})
+        yield
+    finally:
+        table.clear()
+        table.update(before)
