@@ -6,6 +6,7 @@ reference to the storage sees its death, and ``saved_tensors_hooks`` see what au
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterable
@@ -209,7 +210,10 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         if func is prim_device:  # by far the most frequent: C++ asks fakes where they lie
             self._engine.see_device_query()
-            return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
+            if isinstance(args[0], FakeTensor):
+                return args[0].fake_device
+            with contextlib.nullcontext() if any(map(is_wrapper, types)) else no_dispatch():
+                return func(*args)
         args, kwargs = turn_devices(self.target, args, kwargs or {})
         call = DispatchedCall(func, types, args, kwargs, list_tensors((args, kwargs)))
         for handle in self.handlers:
