@@ -12,10 +12,10 @@ from fxmem.cli.output import (
     check_output,
     choose_format,
     read_text,
+    show_progress,
     write_line,
     write_result,
 )
-from fxmem.cli.progress import show_progress
 from fxmem.cli.revisions import analyze_revision, find_root
 from fxmem.cli.step import (
     TARGET_HELP,

@@ -6,8 +6,7 @@ import argparse
 import re
 from typing import Any
 
-from fxmem.cli.output import check_output, choose_width, write_output
-from fxmem.cli.progress import show_progress
+from fxmem.cli.output import check_output, choose_width, show_progress, write_output
 from fxmem.cli.step import TARGET_HELP, add_command, add_step_options, analyze_step, parse_step
 from fxmem.errors import UsageError
 from fxmem.finding import TEXTS, explain_code

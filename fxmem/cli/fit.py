@@ -9,10 +9,10 @@ from fxmem.cli.output import (
     EXIT_FINDING,
     add_output_options,
     choose_format,
+    show_progress,
     write_line,
     write_result,
 )
-from fxmem.cli.progress import show_progress
 from fxmem.cli.step import TARGET_HELP, add_command, add_step_options, parse_step, run_user_code
 from fxmem.errors import UsageError
 

@@ -14,10 +14,10 @@ from fxmem.cli.output import (
     add_output_options,
     choose_format,
     parse_budget,
+    show_progress,
     write_line,
     write_result,
 )
-from fxmem.cli.progress import show_progress
 from fxmem.cli.step import (
     TARGET_HELP,
     add_command,

@@ -10,9 +10,9 @@ from fxmem.cli.output import (
     check_output,
     choose_format,
     parse_budget,
+    show_progress,
     write_result,
 )
-from fxmem.cli.progress import show_progress
 from fxmem.cli.step import (
     TARGET_HELP,
     add_command,

@@ -6,8 +6,7 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fxmem.cli.output import check_output, read_plan, read_text, write_output
-from fxmem.cli.progress import show_progress
+from fxmem.cli.output import check_output, read_plan, read_text, show_progress, write_output
 from fxmem.cli.step import (
     TARGET_HELP,
     add_command,

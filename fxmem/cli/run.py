@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fxmem.cli.analyze import add_step_output, check_fit
-from fxmem.cli.output import choose_format, write_line, write_result
-from fxmem.cli.progress import show_progress
+from fxmem.cli.output import choose_format, show_progress, write_line, write_result
 from fxmem.cli.step import add_command, add_gpu_options, parse_size_hint
 from fxmem.errors import UsageError
 from fxmem.scripts.script_run import Progress

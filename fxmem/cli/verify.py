@@ -11,9 +11,9 @@ from fxmem.cli.output import (
     add_output_options,
     choose_format,
     read_plan,
+    show_progress,
     write_result,
 )
-from fxmem.cli.progress import show_progress
 from fxmem.cli.step import (
     TARGET_HELP,
     add_command,
