@@ -79,19 +79,13 @@ def run_run(arguments: argparse.Namespace) -> int:
     with _explain_interrupt(), shown, contextlib.redirect_stdout(sys.stderr):
         from fxmem.scripts.script import run_script
 
+        names = "is_module steps device gpu attention alloc_conf world_size rank".split()
         run = run_script(
             arguments.script,
             arguments.arguments,
-            is_module=arguments.is_module,
-            steps=arguments.steps,
-            device=arguments.device,
-            gpu=arguments.gpu,
-            attention=arguments.attention,
-            alloc_conf=arguments.alloc_conf,
             size_hint=parse_size_hint(arguments.size_hint),
-            world_size=arguments.world_size,
-            rank=arguments.rank,
             progress=progress,
+            **{name: getattr(arguments, name) for name in names},
         )
     write_result(run, kind, arguments.output, top=arguments.top)
     code = check_fit(run.largest, arguments.budget)

@@ -257,22 +257,13 @@ def parse_step(arguments: argparse.Namespace) -> StepChoice:
         UsageError: An input or a number that cannot be understood.
     """
     args, kwargs = parse_inputs(arguments.inputs)
-    options = {
-        "mode": arguments.mode,
-        "inference_mode": arguments.inference_mode,
-        "device": arguments.device,
-        "gpu": arguments.gpu,
-        "attention": arguments.attention,
-        "autocast": arguments.autocast,
-        "loop": arguments.loop,
-        "accumulate": arguments.accumulate,
+    names = "mode inference_mode device gpu attention autocast loop accumulate alloc_conf "
+    names += "optimizer loss frontend"
+    options = {name: getattr(arguments, name) for name in names.split()}
+    options |= {
         "set_to_none": False if arguments.keep_gradients else None,
         "hold_outputs": arguments.hold_outputs or None,
-        "alloc_conf": arguments.alloc_conf,
         "dtype": None if arguments.dtype is None else parse_dtype(arguments.dtype),
-        "optimizer": arguments.optimizer,
-        "loss": arguments.loss,
-        "frontend": arguments.frontend,
         "size_hint": parse_size_hint(arguments.size_hint),
         **parse_layout(arguments),
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,7 @@ class RenderOptions:
     depth: int | None = None  # levels of modules that are open; None for as many as can be read
     expand: bool = False  # to every operation, and each of the blocks that repeat
     plan: Plan | None = None  # to show on the step
-    front: tuple[Plan, ...] = ()  # the step's trade-offs, from :func:`fxmem.pareto`
+    front: Iterable[Plan] = ()  # the step's trade-offs, from :func:`fxmem.pareto`
     shown: Mapping[str, Any] = field(default_factory=dict)  # what ``list_blocks`` takes
     width: int | None = None  # columns of text; None for no limit
 
@@ -89,7 +89,7 @@ def _draw_timeline(analysis: Analysis, options: RenderOptions, kind: str) -> byt
 def _draw_tradeoff(analysis: Analysis, options: RenderOptions, kind: str) -> bytes:
     from fxmem.report.plots import draw_tradeoff
 
-    return draw_tradeoff(analysis, kind, options.front, options.plan)
+    return draw_tradeoff(analysis, kind, tuple(options.front), options.plan)
 
 
 def _write_snapshot(analysis: Analysis, options: RenderOptions, kind: str) -> bytes:
@@ -116,7 +116,7 @@ def _write_page(result: Any, options: RenderOptions, kind: str) -> str:
         svg = draw_dot(draw_picture(analysis, options).source, "svg")
     except UsageError as error:  # the report is worth having without a picture
         note = f"The graph is not drawn: {error}."
-    return write_html(analysis, options.plan, options.front, svg, note)
+    return write_html(analysis, options.plan, tuple(options.front), svg, note)
 
 
 def _write_blocks(result: Result, options: RenderOptions, kind: str) -> str:
