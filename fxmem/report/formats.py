@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fxmem.errors import UsageError
-from fxmem.report.blocks import render_csv, render_markdown, render_text
+from fxmem.report.blocks import Heading, render_csv, render_markdown, render_text
 
 if TYPE_CHECKING:
     from fxmem.analysis import Analysis
@@ -108,7 +108,8 @@ def _write_page(result: Any, options: RenderOptions, kind: str) -> str:
 
     analysis = result.pictured
     if analysis is None:
-        title = html.escape(result.list_blocks()[0].text)
+        headings = (block.text for block in result.list_blocks() if isinstance(block, Heading))
+        title = html.escape(next(headings, "fxmem"))
         head = f'<!doctype html>\n<meta charset="utf-8">\n<title>{title}</title>\n'
         return head + write_fragment(result)
     svg, note = b"", ""
