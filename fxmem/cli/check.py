@@ -97,7 +97,7 @@ class Outcome:
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Adds the command."""
     help = f"whether the steps that {FILE} lists keep their budgets"
-    parser = add_command(commands, "check", run_check, help, _DESCRIPTION, _EPILOG)
+    parser = add_command(commands, "check", run_check, help, _DESCRIPTION, _EPILOG, False)
     parser.add_argument("-q", "--quiet", action="store_true", help="show failures alone")
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="list the largest storages of every step"

@@ -35,7 +35,7 @@ that fails
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Adds the command."""
     help = "the steps of a training script, run as it is"
-    parser = add_command(commands, "run", run_run, help, _DESCRIPTION, _EPILOG)
+    parser = add_command(commands, "run", run_run, help, _DESCRIPTION, _EPILOG, False)
     parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module")
     parser.add_argument("script", metavar="SCRIPT", help="the script, as for python, or a launcher")
     parser.add_argument(

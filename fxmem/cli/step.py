@@ -19,7 +19,7 @@ from fxmem.specs import parse_dtype, parse_input
 if TYPE_CHECKING:
     from fxmem.analysis import Analysis
 
-TARGET_HELP = """\
+_TARGET_HELP = """\
 TARGET is package.module:name or path/to/file.py:name; the name is an nn.Module class or
 instance, or a callable that returns one. Literals may be passed: 'nets.py:resnet(depth=50)'.
 """
@@ -44,8 +44,9 @@ def add_command(
     help: str,
     description: str,
     epilog: str,
+    has_target: bool = True,
 ) -> argparse.ArgumentParser:
-    """Adds a command to the parser of ``fxmem``.
+    """Adds a command, which may have a TARGET, to the parser of ``fxmem``.
 
     Its ``run`` takes the arguments, checks them before torch is imported and the model is run, and
     returns the exit code, which the ``epilog`` explains. It raises FxmemError for bad usage, and
@@ -54,7 +55,7 @@ def add_command(
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=help,
-        description=description,
+        description=f"{description}\n\n{_TARGET_HELP}" if has_target else description,
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
