@@ -9,7 +9,7 @@ from typing import Any
 from fxmem.cli.output import check_output, choose_width, show_progress, write_output
 from fxmem.cli.step import add_command, add_step_options, analyze_step, parse_step
 from fxmem.errors import UsageError
-from fxmem.finding import TEXTS, explain_code
+from fxmem.finding import explain_code, find_code
 from fxmem.report.blocks import render_text
 from fxmem.report.explanation import explain_storage
 from fxmem.report.tables import wrap
@@ -41,7 +41,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 def run_explain(arguments: argparse.Namespace) -> int:
     """Writes the text on a code, or analyses a target and explains a storage."""
-    if re.fullmatch(r"(?i)fx\d*", arguments.target) or arguments.target.upper() in TEXTS:
+    if re.fullmatch(r"(?i)fx\d*", arguments.target) or find_code(arguments.target):
         write_output(_wrap_markdown(explain_code(arguments.target), choose_width(None)), None)
         return 0
     if arguments.node is None:

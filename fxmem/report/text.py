@@ -193,10 +193,12 @@ def list_shares(title: str, breakdown: Mapping[Category, int], peak_bytes: int) 
 def _list_figures(document: Document) -> Iterator[Block]:
     """Lists the figures of the device, of the whole step and of the categories at the peak."""
     if document.device:
-        device = [
-            (row.label, write_range(row.least_bytes, row.most_bytes), row.compare_with)
-            for row in document.device
-        ]
+        device: list[Sequence[Cell]] = []
+        for row in document.device:
+            peak: Cell = Bytes(row.least_bytes)
+            if row.least_bytes < row.most_bytes:
+                peak = write_range(row.least_bytes, row.most_bytes)
+            device.append((row.label, peak, row.compare_with))
         yield Table(["on the GPU", "peak", "compare with"], device, right=["peak"])
     if document.fit is not None:
         yield Paragraph([write_fit(document.fit)])
