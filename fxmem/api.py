@@ -802,7 +802,7 @@ def render(
     """
     from fxmem.report.formats import RenderOptions, write_file
 
-    write_file(result, path, RenderOptions(view, depth, expand, plan, tuple(front)))
+    write_file(result, path, RenderOptions(view, depth, expand, plan, front))
 
 
 def diff(before: Analysis, after: Analysis) -> Comparison:
