@@ -112,7 +112,7 @@ def list_category_bytes(graph: MemoryGraph) -> Mapping[Category, tuple[int, ...]
         lives[storage.category].append((storage.nbytes, storage.born, storage.died))
     lives[Category.WORKSPACE] += ((o.workspace_bytes, o.index, o.index) for o in graph.operations)
     steps = len(graph.operations)
-    return {category: tuple(sum_lives(each, steps).tolist()) for category, each in lives.items()}
+    return {category: tuple(sum_lives(each, steps)) for category, each in lives.items()}
 
 
 def find_live(graph: MemoryGraph, step: int) -> tuple[Storage, ...]:
