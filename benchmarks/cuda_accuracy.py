@@ -33,8 +33,7 @@ from benchmarks.cuda_trace import describe_trace
 from fxmem.analysis import Analysis
 from fxmem.graph import Phase
 from fxmem.kernels.cuda.gpu import Gpu, count_threads
-from fxmem.memory.allocation import _list_events
-from fxmem.memory.allocator import replay
+from fxmem.memory.allocation import _list_events, replay
 from fxmem.recording import options
 
 DATA = Path("tests/data/cuda")
