@@ -116,23 +116,6 @@ def _matmul_scratchpad_bytes(
     return onednn.ask(question, 0)
 
 
-def product_scratchpad_bytes(batch: int, rows: int, inner: int, columns: int, x: Tensor) -> int:
-    """Scratchpad of a product by a transposed matrix, in the type of a tensor.
-
-    The operands are dense; ``batch`` is 0 for matrices.
-    """
-    if not batch:
-        return gemm_scratchpad_bytes(x.dtype, (rows, inner), (inner, 1), columns, (1, inner))
-    if not _uses_onednn(x.dtype, batch * rows * inner * columns):
-        return 0
-    return _matmul_scratchpad_bytes(
-        ((batch, rows, inner), (rows * inner, inner, 1)),
-        ((batch, inner, columns), (inner * columns, 1, inner)),
-        x.dtype,
-        torch.get_num_threads(),
-    )
-
-
 def gemm_scratchpad_bytes(
     dtype: torch.dtype,
     left: tuple[int, int],
@@ -190,13 +173,13 @@ def _mv(call: OperatorCall) -> int:
     return _matrix_copies_bytes(matrix)
 
 
-@CPU.workspace("addmm", "addmm_")
+@CPU.workspace("addmm", "addmm_", "_addmm_activation")
 def _addmm(call: OperatorCall) -> int:
     """LinearAlgebra.cpp, ``addmm_out_cpu``: the bias is copied into the result."""
     return _product_bytes(call.tensor(1), call.tensor(2))
 
 
-@CPU.workspace("bmm")
+@CPU.workspace("bmm", "bmm.out")
 def _bmm(call: OperatorCall) -> int:
     """LinearAlgebra.cpp, ``bmm_out_or_baddbmm_``."""
     return batched_bytes(call.tensor(0), call.tensor(1))
