@@ -22,13 +22,13 @@ class PeakTrace:
         self.peak_bytes = 0
 
     def allocate(self, size_bytes: int) -> int:
-        """Allocate; returns the size, for the matching ``free``."""
+        """Allocates; returns the size, for the matching ``free``."""
         self.live_bytes += size_bytes
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         return size_bytes
 
     def free(self, *sizes_bytes: int) -> None:
-        """Free what was allocated."""
+        """Frees allocations."""
         self.live_bytes -= sum(sizes_bytes)
 
 
@@ -100,7 +100,7 @@ def copy_operands(*operands: int | str, like: int | str | None = None) -> Estima
     """Makes the rule of a kernel that copies the operands that are not dense in its format.
 
     Args:
-        operands: Positions among the arguments, or :data:`RESULT`; what is no tensor is left out.
+        operands: Positions among the arguments, or :data:`RESULT`; only tensors count.
         like: The operand whose strides suggest the format; None for a contiguous one.
     """
 

@@ -18,7 +18,7 @@ from fxmem.kernels.registry import ANY
 from fxmem.versions.operators import aten
 
 _DEFAULTS = (None, True, True, None)
-"""Of the mask, and of what follows it."""
+"""Defaults of the mask and of the arguments after it."""
 
 
 def attend_by_scores(*args: Any) -> tuple[Tensor, Tensor | None]:

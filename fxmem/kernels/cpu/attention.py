@@ -91,8 +91,8 @@ def _flash_backward(call: OperatorCall) -> int:
 def _products_bytes(grad: Tensor, query: Tensor, key: Tensor, rows: int, columns: int) -> int:
     """Products of a reduced type that add to a gradient; ``mkldnn_gemm`` where oneDNN takes them.
 
-    The block of scores times what came in, the keys, and the queries; the latter two are scaled,
-    by a number that oneDNN is handed in a tensor.
+    The block of scores times the incoming gradient, the keys, and the queries; the latter two are
+    scaled, by a number that oneDNN is handed in a tensor.
     """
     ask, head = functools.partial(gemm_scratchpad_bytes, query.dtype), grad.shape[3]
     scores, turned = (columns, 1), (1, columns)

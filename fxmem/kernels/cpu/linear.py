@@ -78,7 +78,7 @@ def _uses_mkldnn(x: Tensor, columns: int) -> bool:
 
 
 def _mkldnn_matmul_bytes(left: Tensor, right: Tensor) -> int:
-    """mkldnn/Matmul.cpp, ``mkldnn_matmul``: copies of what is neither dense nor transposed."""
+    """mkldnn/Matmul.cpp, ``mkldnn_matmul``: copies of operands with gaps."""
     copies, operands = 0, []
     for x in (left, right):
         strides = x.stride()

@@ -25,7 +25,7 @@ from fxmem.versions.operators import aten
 
 @dataclass(frozen=True)
 class _Frame:
-    """Bytes of what one group of a column backend works on."""
+    """Bytes of the operands of one group of a column backend."""
 
     batch: int
     input_bytes: int
@@ -88,7 +88,7 @@ def _frame(problem: Problem) -> _Frame:
     wide, places = (outputs, inputs) if problem.transposed else (inputs, outputs)
     columns = wide[1] // groups * taps * math.prod(places[2:]) * itemsize
     pointwise = taps == 1 and all(step == 1 for step in problem.stride) and not any(problem.padding)
-    if not problem.transposed:  # what takes the groups itself unfolds even such an input
+    if not problem.transposed:  # a backend that takes the groups itself unfolds even such an input
         pointwise = pointwise and inputs[1] // groups == problem.weight_sizes[1]
     # The sum of one group's gradients over all dimensions but the channels.
     sizes = (outputs[0], outputs[1] // groups, *outputs[2:])
