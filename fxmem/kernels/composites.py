@@ -21,7 +21,7 @@ class _Meter(LeanDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, backend: Backend) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._backend = backend
+        self._backend, self._kernels = backend, backend.kernels
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
         self.peak_bytes = 0
 
@@ -31,7 +31,7 @@ class _Meter(LeanDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         given = {_find_key(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
         self._live = {key: kept for key, kept in self._live.items() if not kept[0].expired()}  # type: ignore[no-untyped-call]
-        kernel = self._backend.kernels.get(func)
+        kernel = self._kernels.get(func)
         result = NotImplemented if kernel is None else kernel(*args, **kwargs)
         if result is NotImplemented:
             result = func(*args, **kwargs)
