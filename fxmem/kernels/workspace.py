@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import zip_longest
 
 import torch
@@ -117,3 +118,8 @@ def copy_operands(*operands: int | str, like: int | str | None = None) -> Estima
         return sum(dense_bytes(x, memory_format) for x in copied)
 
     return estimate
+
+
+def measure_product(first: int, measure: Callable[[Tensor, Tensor], int]) -> Estimator:
+    """Makes the rule of a product, of the argument at a position and the next one."""
+    return lambda call: measure(call.tensor(first), call.tensor(first + 1))
