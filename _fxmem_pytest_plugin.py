@@ -46,7 +46,8 @@ def fxmem_analyze(request: pytest.FixtureRequest) -> Callable[..., Analysis]:
         __tracebackhide__ = True
         import fxmem
         from fxmem.comparison.footprints import read_footprint
-        from fxmem.comparison.texts import list_storages, write_report
+        from fxmem.comparison.texts import list_storages
+        from fxmem.report.blocks import Heading, render_text
         from fxmem.report.text import write_headline, write_subject
         from fxmem.units import format_bytes, resolve_bytes
 
@@ -60,8 +61,8 @@ def fxmem_analyze(request: pytest.FixtureRequest) -> Callable[..., Analysis]:
             over = format_bytes(analysis.peak_bytes - budget_bytes)
             budget = format_bytes(budget_bytes)
             title = f"{write_headline(peak.headline)}, {over} over the budget of {budget}"
-            lines, tables = [write_subject(peak.setup)], [list_storages(peak, _TOP)]
-            pytest.fail(write_report(title, lines, tables).rstrip("\n"), pytrace=False)
+            blocks = Heading(title, [write_subject(peak.setup)]), list_storages(peak, _TOP)
+            pytest.fail(render_text(blocks).rstrip("\n"), pytrace=False)
         return analysis
 
     return analyze

@@ -268,7 +268,7 @@ def predict_rank(case: DistributedCase, rank: int) -> Analysis:
         device="cpu",
         optimizer=case.optimizer,
         loss=compute_loss,
-        loop=Loop(**case.loop),
+        loop=Loop("plain", case.loop),
     )
 
 

@@ -14,16 +14,14 @@ from torch import nn
 import fxmem
 from benchmarks.cases import SEED, Case
 from fxmem.errors import FxmemWarning, summarize_error
-from fxmem.planning.model.modules import name_spans
-from fxmem.planning.model.segments import SegmentRange, iterate_segments, nest_spans
+from fxmem.planning.model.module_choices import name_spans
+from fxmem.planning.model.segment_ranges import SegmentRange, iterate_segments, nest_spans
 from fxmem.planning.model.simulate import simulate_segments
 from fxmem.planning.plan import GRAPH, MODULES
-from fxmem.planning.step import PlanningStep, describe_segments, prepare_step
+from fxmem.planning.prepared_step import PlanningStep, describe_segments, prepare_step
 from fxmem.planning.strategies.small_changes import vary_segments
-from fxmem.recording.losses import resolve_loss
-from fxmem.recording.optimizers import resolve_optimizer
 from fxmem.verifying.comparing import Record, compare_records
-from fxmem.verifying.running import Runner, keep_state, seed_random_numbers
+from fxmem.verifying.running import Runner, StepTask, keep_state
 
 OPTIMIZER = "adam"
 STEPS = 3
@@ -103,11 +101,11 @@ class Baseline:
         self._runner = self._make_runner(model)
         with keep_state(self._runner.model):
             self.records = _take_steps(self._runner)
-            self.peak_bytes = self._runner.measure(SEED)
+            self.peak_bytes = self._runner.measure()
 
     def _make_runner(self, model: nn.Module) -> Runner:
-        loss, optimizer = resolve_loss(None), resolve_optimizer(OPTIMIZER)
-        return Runner(model, self._inputs, loss, optimizer, torch.device("cpu"), self._autocast)
+        options = (OPTIMIZER, torch.device("cpu"), self._autocast, True, STEPS, SEED)
+        return Runner(StepTask(self._inputs, None, *options), model)
 
     def hold(self, plan: fxmem.Plan, *, drawn: bool = False) -> Held:
         """Takes the same steps with a plan."""
@@ -120,7 +118,7 @@ class Baseline:
                 warnings.simplefilter("error", FxmemWarning)
                 records = _take_steps(theirs)
                 ran = STEPS if plan.style == MODULES else planned.plan_calls
-                peak_bytes = theirs.measure(SEED)
+                peak_bytes = theirs.measure()
         except Exception as error:  # one plan that fails is a row, not the end
             return Held(plan, drawn, f"{type(error).__name__}: {summarize_error(error)}")
         difference = next(filter(None, map(_compare, self.records, records)), "")
@@ -132,8 +130,11 @@ class Baseline:
 def _take_steps(runner: Runner) -> list[Record]:
     """Some steps one after the other."""
     runner.prepare()
-    seed_random_numbers(SEED)
-    return [runner.run()[0] for _ in range(STEPS)]
+    records = []
+    for _ in range(STEPS):
+        runner.run()
+        records.append(runner.record)
+    return records
 
 
 def _compare(ours: Record, theirs: Record) -> str:

@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from benchmarks.cases import import_torchvision
 from fxmem.graph import NEXT_RESULT, measure_blocks
 from fxmem.kernels.cpu import CPU
-from fxmem.kernels.registry import Call, Target
+from fxmem.kernels.registry import Backend, OperatorCall
 
 Build = Callable[[], tuple[nn.Module, tuple[object, ...], dict[str, object]]]
 
@@ -60,10 +60,14 @@ class Row:
 
 
 def estimate_workspace_bytes(
-    target: Target, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: Any
+    target: Backend,
+    func: OpOverload,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    outputs: Any,
 ) -> int:
     """Estimates the bytes that a kernel needs at its peak beyond the new tensors it returns."""
-    workspace = target.estimate_workspace(func, Call(args, kwargs, outputs))
+    workspace = target.estimate_workspace(func, OperatorCall(args, kwargs, outputs))
     if isinstance(workspace, int):
         return workspace
     results: list[Any] = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]

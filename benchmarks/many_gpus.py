@@ -196,7 +196,7 @@ def check_torchtitan(gpus: int, published_gib: float) -> list[Row]:
             parallelize=llama["parallelize_fsdp"],
             loss=llama["next_token_loss"],
             optimizer=lambda parameters: AdamW(parameters, foreach=True),
-            loop=fxmem.Loop(outputs="loss", clip_grad=True),
+            loop="plain(outputs='loss', clip_grad=True)",
             alloc_conf="",
         )
     rows = []
@@ -239,7 +239,7 @@ llama = runpy.run_path({str(LLAMA)!r})
 analyze = lambda: fxmem.analyze(
     {str(LLAMA)!r} + ':Llama("405B")', ("1x8192:int64",), gpu="h100", mesh={{"dp": 64, "tp": 8}},
     parallelize=llama["parallelize_2d"], loss=llama["next_token_loss"], optimizer="adamw",
-    loop=fxmem.Loop(outputs="loss"),
+    loop="plain(outputs='loss')",
 )
 """
     found = measure(LLAMA.parent.parent, setting, 1)

@@ -28,7 +28,7 @@ from fxmem.planning.strategies.chains.chain import (
 )
 from fxmem.planning.strategies.chains.chain import measure_schedule as measure_chain
 from fxmem.planning.strategies.chains.solver import find_least_memory, solve_chain
-from fxmem.verifying.measuring import watch_allocations
+from fxmem.verifying.measuring import find_peak, watch_allocations
 
 Prepare = Callable[[nn.Module], Forward]
 """Takes a model, which it may change, and returns what to call instead of it."""
@@ -173,10 +173,10 @@ def _measure_stage(stage: nn.Module, x: Tensor) -> tuple[_StageSizes, Tensor]:
     sizes = _StageSizes(
         input_bytes=inputs.nbytes,
         output_bytes=output.nbytes,
-        saved_bytes=seen.sum_bytes("span forward"),
-        saved_peak_bytes=seen.find_peak("span forward"),
-        forward_peak_bytes=seen.find_peak("span free"),
-        backward_peak_bytes=seen.find_peak("span backward") - inputs.nbytes * has_gradient,
+        saved_bytes=sum(seen["span forward"]),
+        saved_peak_bytes=find_peak(seen["span forward"]),
+        forward_peak_bytes=find_peak(seen["span free"]),
+        backward_peak_bytes=find_peak(seen["span backward"]) - inputs.nbytes * has_gradient,
         parameter_bytes=sum(p.nbytes for p in stage.parameters()),
         flops=int(counter.get_total_flops()),
     )

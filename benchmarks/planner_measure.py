@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.cases import SEED
 from benchmarks.step import default_loss, tensors_of
-from fxmem.verifying.measuring import watch_allocations
+from fxmem.verifying.measuring import find_peak, watch_allocations
 
 Forward = Callable[..., Any]
 
@@ -108,7 +108,7 @@ class Trainer:
             with record_function("span step"):
                 self.run(forward)
             self.reset()
-        return self.resident_bytes + seen.find_peak("span step")
+        return self.resident_bytes + find_peak(seen["span step"])
 
     def count_flops(self, forward: Forward) -> int:
         """FLOPs of a step."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fxmem.advice.finding import Finding
 from fxmem.analysis import Analysis
 from fxmem.api import (
     advise,
@@ -16,6 +15,8 @@ from fxmem.api import (
     pipeline,
     plan,
     record,
+    register_finding,
+    register_format,
     register_workspace,
     render,
     run,
@@ -33,6 +34,7 @@ from fxmem.errors import (
     TraceError,
     UsageError,
 )
+from fxmem.finding import Finding
 from fxmem.fitting.record import Fitting
 from fxmem.graph import Category, Phase
 from fxmem.loop import Loop
@@ -76,6 +78,8 @@ __all__ = [
     "pipeline",
     "plan",
     "record",
+    "register_finding",
+    "register_format",
     "register_workspace",
     "render",
     "run",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
+from fxmem.errors import UsageError
+from fxmem.finding import Finding, find_findings
 from fxmem.gpus import CONTEXT_BYTES, NCCL_BYTES, GpuModel
 from fxmem.graph import Category, MemoryGraph, Node, Phase, SavedTensor, SourceLocation
 from fxmem.loop import PLAIN, Loop
@@ -24,8 +26,29 @@ from fxmem.memory.allocation import (
 from fxmem.memory.allocator import AllocatorSettings
 from fxmem.memory.labels import label_storages
 from fxmem.memory.liveness import MemoryProfile, Peak, build_profile
-from fxmem.memory.modules import Module, build_modules
+from fxmem.memory.module_tree import Module, build_modules
 from fxmem.memory.timeline import Timeline, build_timeline
+from fxmem.report.blocks import Block
+from fxmem.report.document import build_document
+from fxmem.report.formats import (
+    GRAPH,
+    TIMELINE,
+    RenderOptions,
+    draw_picture,
+    encode,
+    render,
+    write_file,
+)
+from fxmem.report.json_report import (
+    list_values,
+    parse_report,
+    read_graph,
+    read_record,
+    refuse_damage,
+)
+from fxmem.report.module_table import list_modules
+from fxmem.report.result import Result
+from fxmem.report.text import list_step_blocks
 
 if TYPE_CHECKING:
     import graphviz
@@ -66,8 +89,8 @@ class Setup:
 class FirstStep:
     """The most of the first step, in which the optimizer's state is made.
 
-    From the model's move to the device on, as ``torch.cuda.max_memory_allocated()`` tells after
-    one step.
+    From the model's move to the device on, as ``torch.cuda.max_memory_allocated()`` returns
+    after one step.
     """
 
     peak_bytes: int
@@ -78,21 +101,8 @@ class FirstStep:
     source: SourceLocation | None
 
 
-class Shown:
-    """Reports that show themselves: as text when printed, as tables and pictures in a notebook."""
-
-    __slots__ = ()
-
-    def __str__(self) -> str:
-        """Writes the report that the command line prints."""
-        return cast(str, _METHODS["to_text"](self))
-
-    def _repr_html_(self) -> str:
-        return cast(str, _METHODS["to_html"](self))
-
-
 @dataclass(frozen=True)
-class Analysis(Shown):
+class Analysis(Result):
     """The memory of a step in bytes: how much, when it peaks and what is alive there.
 
     Attributes:
@@ -100,7 +110,7 @@ class Analysis(Shown):
         graph: The memory graph that everything else is computed from, in requested bytes.
         settings: Settings of the caching allocator; None where there is none, as on the CPU.
         gpu: The target GPU; None for any.
-        fx_graph: The ``torch.fx.Graph`` of the model, whose nodes are those of the memory graph.
+        fx_graph: The ``torch.fx.Graph`` of the model, with the nodes of the memory graph.
         blueprint: The parts of the step, on fake inputs; for :attr:`graph_module`.
     """
 
@@ -213,7 +223,7 @@ class Analysis(Shown):
     def device_run(self) -> DeviceRun | None:
         """The step in the memory of the target GPU; None without one.
 
-        The CUDA context, with NCCL's buffers, takes the most memory that is known of it. A step
+        The CUDA context, with NCCL's buffers, takes the most memory that was ever seen. A step
         that does not fit beside it runs beside the least instead; where it fits then, its
         exhaustion is not certain.
         """
@@ -334,13 +344,55 @@ class Analysis(Shown):
         """Floating-point operations of backward, recomputation included."""
         return sum(node.backward_flops for node in self.nodes)
 
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """The findings that the report lists; a saved report has none."""
+        return find_findings(self)
+
+    def list_blocks(
+        self, top: int = 10, nodes: bool = False, depth: int | None = None
+    ) -> list[Block]:
+        """Lists the blocks of the report.
+
+        Args:
+            top: Storages to list at the peak.
+            nodes: Add a table of all nodes.
+            depth: Add a table of the modules, of so many levels.
+        """
+        modules = [list_modules(self.modules, self.setup.model, depth)] if depth else []
+        return list_step_blocks(build_document(self), top, nodes, modules)
+
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain dicts, lists, strings and integers: what :meth:`to_json` writes."""
-        return cast(dict[str, Any], _METHODS["to_dict"](self))
+        return list_values(self)
 
-    def to_json(self, indent: int | None = None) -> str:
-        """:meth:`to_dict` as JSON."""
-        return json.dumps(self.to_dict(), indent=indent)
+    @classmethod
+    def from_json(cls, text: str) -> Analysis:
+        """Reads a saved report, which serves for drawing alone.
+
+        Sizes are as the allocator handed them out. A report lacks the reserved bytes, and all that
+        a plan is made from.
+
+        Raises:
+            UsageError: The text is no report, one of another version, or damaged.
+        """
+        report = parse_report(text)
+        with refuse_damage():
+            return cls(read_record(Setup, report), read_graph(report))
+
+    @property
+    def pictured(self) -> Analysis:
+        """The step itself."""
+        return self
+
+    def draw(self, views: Iterable[str], **options: Any) -> Iterator[tuple[str, bytes]]:
+        """Draws views of the step as SVG, as far as the programs are installed."""
+        for view in views:
+            with contextlib.suppress(UsageError):
+                yield view, encode(render(self, "svg", RenderOptions(view, **options)))
+
+    def draw_pictures(self) -> Iterator[tuple[str, bytes]]:
+        return self.draw([TIMELINE, GRAPH])
 
     def render(
         self,
@@ -353,19 +405,17 @@ class Analysis(Shown):
         front: Iterable[Plan] = (),
     ) -> None:
         """Draws a picture of the step: :func:`fxmem.render`, whose arguments these are."""
-        _METHODS["render"](
-            self, path, view=view, depth=depth, expand=expand, plan=plan, front=front
-        )
+        write_file(self, path, RenderOptions(view, depth, expand, plan, tuple(front)))
 
     def to_graphviz(
         self, *, depth: int | None = None, expand: bool = False, plan: Plan | None = None
     ) -> graphviz.Digraph:
         """Draws the graph of the step as a ``graphviz.Digraph``, which a notebook shows.
 
-        The arguments are those of :meth:`render`. ``pipe()`` and ``render()`` of the result draw
+        The arguments are as for :meth:`render`. ``pipe()`` and ``render()`` of the result draw
         with the system's Graphviz, or without one with graphviz-pure.
         """
-        return _METHODS["to_graphviz"](self, depth=depth, expand=expand, plan=plan)
+        return draw_picture(self, RenderOptions(GRAPH, depth, expand, plan))
 
     def to_networkx(self) -> networkx.DiGraph[str]:
         """Builds the graph of the traced nodes, annotated with their memory, for networkx.
@@ -375,10 +425,12 @@ class Analysis(Shown):
             ``target``, ``phase``, ``shape``, ``dtype``, ``source``, ``output_bytes``,
             ``saved_bytes``, ``transient_bytes``, ``live_at_peak_bytes``, ``is_peak``,
             ``forward_flops`` and ``backward_flops``. Edges lead to the nodes that take a result,
-            with ``storages``, the bytes of each storage of it by index, and their sum ``nbytes``.
+            with ``storages``, the bytes of its storages by index, and their sum ``nbytes``.
             The graph has ``model``, ``peak_bytes`` and ``phase``, that of the peak.
         """
-        return _METHODS["to_networkx"](self)
+        from fxmem.report.graph.digraph import build_digraph
+
+        return build_digraph(build_document(self))
 
     def __repr__(self) -> str:
         setup = self.setup
@@ -391,16 +443,7 @@ class Analysis(Shown):
     def graph_module(self) -> Any:
         """The traced forward as a ``torch.fx.GraphModule`` that runs, its nodes annotated.
 
-        See :func:`fxmem.passes.annotation.make_graph_module`. None where the frontend is
+        See :func:`fxmem.recording.annotation.make_graph_module`. None where the frontend is
         ``"record"``, for the reason in ``setup.frontend_reason``, and in a saved report.
         """
-        return _METHODS["graph_module"](self)
-
-
-_METHODS: dict[str, Callable[..., Any]] = {}
-"""Functions of higher layers that present a :class:`Shown`, attached by :mod:`fxmem.api`."""
-
-
-def attach_methods(**functions: Callable[..., Any]) -> None:
-    """Sets the functions behind methods of :class:`Analysis` and :class:`Shown`, by their names."""
-    _METHODS.update(functions)
+        return None if self.blueprint is None else self.blueprint.make_graph_module(self)

@@ -12,23 +12,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from fxmem.analysis import Analysis, attach_methods
-from fxmem.loop import Loop
+import fxmem.advice.finders  # noqa: F401 - registers the findings
+from fxmem.analysis import Analysis
+from fxmem.loading.parsing import is_target
 from fxmem.planning.plan import Front, Plan
 
 if TYPE_CHECKING:
-    import graphviz
-    import networkx
     import torch
     from torch import nn
 
-    from fxmem.advice.finding import Finding
     from fxmem.batching.record import MaxBatch
     from fxmem.comparison.comparison import Comparison
+    from fxmem.finding import Finding
     from fxmem.fitting.record import Fitting
     from fxmem.parallelism.layout import ParallelizeChoice
     from fxmem.pipelines.pipeline import Pipeline
     from fxmem.planning.strategies.problem import Strategy
+    from fxmem.recording.loops import LoopChoice
     from fxmem.recording.options import LossChoice, OptimizerChoice
     from fxmem.recording.size_hints import SizeHint
     from fxmem.scripts.recording import Recording
@@ -52,7 +52,7 @@ def analyze(
     autocast: str | torch.dtype | None = None,
     optimizer: OptimizerChoice = None,
     loss: LossChoice = None,
-    loop: str | Loop = "plain",
+    loop: LoopChoice = "plain",
     accumulate: int | None = None,
     set_to_none: bool | None = None,
     hold_outputs: bool | None = None,
@@ -96,7 +96,8 @@ def analyze(
         loop: The training loop around the model: ``"plain"``, with output and loss held to the
             end of the step; ``"huggingface"`` for ``transformers.Trainer``; ``"lightning"`` for
             ``lightning.Trainer``; ``"fabric"`` for ``lightning.Fabric``; one of them with
-            settings (``"huggingface(accumulate=4)"``), or a :class:`fxmem.Loop`.
+            settings (``"huggingface(accumulate=4)"``); or a function of a
+            :class:`fxmem.recording.training.Training`, or a TARGET that names one.
         accumulate: Overrides the loop's number of micro-batches, each of the inputs given, whose
             gradients add up before the optimizer steps.
         set_to_none: Overrides whether the loop's ``optimizer.zero_grad`` frees gradients.
@@ -110,7 +111,7 @@ def analyze(
             is refused.
         mesh: Names and sizes of the dimensions of a ``DeviceMesh``, ``{"dp": 8, "tp": 4}``: the
             step is that of one rank of so many processes, which need not be there.
-        parallelize: A function ``parallelize(model, mesh)`` that lays the model out on the mesh
+        parallelize: A function ``parallelize(model, mesh)`` that parallelizes the model
             (``fully_shard``, ``parallelize_module``, ``DistributedDataParallel``, ...) and
             returns it, or None where it changes it in place; or a TARGET that names one;
             ``"fsdp"`` for ``fully_shard`` on each repeated block and the root; ``"ddp"``.
@@ -155,9 +156,9 @@ def run(
 
     ``torch.cuda`` answers as on a machine with one GPU. What the script puts there becomes fake
     tensors, which have no memory; operators on them are recorded and compute nothing. Everything
-    else is real: data sets, loaders, files. A value that the script reads from a fake tensor, such
-    as a loss, is 1, and True where an assertion asks. The script ends when all of its optimizers
-    have stepped so many times.
+    else is real: data sets, loaders, files. Reading a fake tensor's value, such as a loss, returns
+    1; an assertion gets the answer that passes. The script ends when all of its optimizers have
+    stepped so many times.
 
     Args:
         script: The path of a script, the name of a module, or a program that starts one, as
@@ -178,21 +179,10 @@ def run(
         UsageError: There is no such script, or an argument is not understood.
         TraceError: The script fails, or ends before a step.
     """
+    given = locals()
     from fxmem.scripts.script import run_script
 
-    return run_script(
-        script,
-        arguments,
-        is_module=is_module,
-        steps=steps,
-        device=device,
-        gpu=gpu,
-        attention=attention,
-        alloc_conf=alloc_conf,
-        size_hint=size_hint,
-        world_size=world_size,
-        rank=rank,
-    )
+    return run_script(**given)
 
 
 def record(
@@ -263,6 +253,39 @@ def register_workspace(operator: str, rule: Callable[..., int]) -> None:
     add_workspace(operator, rule)
 
 
+def register_finding(
+    code: str, find: Callable[[Analysis], Iterable[Finding]], title: str, text: str = ""
+) -> None:
+    """Registers a finding of your own, which reports list and ``fxmem explain`` explains.
+
+    Args:
+        code: The code, such as ``"ACME1"``.
+        find: Takes an analysis, whose step is not run again, and returns :class:`fxmem.Finding` of
+            that code.
+        title: Why the memory is taken, in a line.
+        text: Markdown with what to write instead.
+    """
+    from fxmem.finding import add_finding
+
+    add_finding(code, find, f"{title}\n\n{text}")
+
+
+def register_format(suffix: str, renderer: Callable[[Any], str | bytes]) -> None:
+    """Registers a format of reports, for ``-o`` of all commands and :func:`fxmem.render`.
+
+    Args:
+        suffix: The suffix of its files, such as ``".tex"``.
+        renderer: Takes any result, whose ``list_blocks()`` and ``to_dict()`` have all that there
+            is, and returns the content of a file.
+
+    Raises:
+        UsageError: The suffix is none.
+    """
+    from fxmem.report.formats import add_format
+
+    add_format(suffix, renderer)
+
+
 def fit(
     model: nn.Module | str,
     args: Any = (),
@@ -276,7 +299,7 @@ def fit(
     mixed_precision: str | torch.dtype | None = None,
     **options: Any,
 ) -> Fitting:
-    """Finds meshes of GPUs that the step of one rank fits, and the knobs that it takes there.
+    """Searches device meshes and settings with which one rank's step fits the GPU.
 
     Without a function, ``fully_shard`` over all GPUs and over replicated parts of them is compared
     with ``DistributedDataParallel``. A mesh is tried without checkpointing first, then with more of
@@ -301,7 +324,7 @@ def fit(
         options: Other arguments of :func:`fxmem.analyze`: ``optimizer``, ``loss``, ...
 
     Returns:
-        The meshes with their knobs, those that fit first, cheapest communication first.
+        The meshes with their knobs: the fitting ones first, cheapest communication first.
 
     Raises:
         UsageError: An argument is not understood.
@@ -382,27 +405,10 @@ def pipeline(
     >>> [rank.stages[0].most_in_flight for rank in found.ranks]
     [4, 3, 2, 1]
     """
+    given = locals()
     from fxmem.pipelines.pipelining import analyze_pipeline
 
-    return analyze_pipeline(
-        stages,
-        args,
-        kwargs,
-        schedule=schedule,
-        microbatches=microbatches,
-        ranks=ranks,
-        device=device,
-        gpu=gpu,
-        attention=attention,
-        dtype=dtype,
-        optimizer=optimizer,
-        loss=loss,
-        return_outputs=return_outputs,
-        alloc_conf=alloc_conf,
-        size_hint=size_hint,
-        mesh=mesh,
-        parallelize=parallelize,
-    )
+    return analyze_pipeline(**given)
 
 
 def plan(
@@ -432,8 +438,8 @@ def plan(
             ``"modules"`` for all of a module's calls, by wrapping the module, which leaves the
             model's code as it is. None for the first where the ``fx`` frontend served, else the
             second.
-        strategy: A :class:`fxmem.planning.strategies.problem.Strategy` of your own, or
-            ``"search"`` (None too), ``"schedules"``, ``"changes"`` or ``"modules"``.
+        strategy: A :class:`fxmem.planning.strategies.problem.Strategy` of your own, a TARGET of
+            one, or ``"search"`` (None too), ``"schedules"``, ``"changes"`` or ``"modules"``.
 
     Raises:
         InfeasibleError: No plan within the budget was found.
@@ -446,10 +452,10 @@ def plan(
     >>> found.baseline_peak_bytes > 9 * 2**20 > 6 * 2**20 >= found.peak_bytes
     True
     """
-    given = locals()
+    given = {**locals(), "strategy": _load_strategy(strategy)}
     find_plan: Callable[..., Plan]
     if isinstance(analysis, Analysis) and analysis.setup.mesh is not None:
-        from fxmem.applying.ranks import plan_rank as find_plan
+        from fxmem.applying.rank_plans import plan_rank as find_plan
     else:
         from fxmem.planning.planner import plan as find_plan
 
@@ -482,14 +488,23 @@ def pareto(
     Raises:
         UsageError: The step is not a training step, or there is no such style for it.
     """
-    given = locals()
+    given = {**locals(), "strategy": _load_strategy(strategy)}
     list_front: Callable[..., Front]
     if isinstance(analysis, Analysis) and analysis.setup.mesh is not None:
-        from fxmem.applying.ranks import list_front
+        from fxmem.applying.rank_plans import list_front
     else:
         from fxmem.planning.planner import pareto as list_front
 
     return list_front(**given)
+
+
+def _load_strategy(strategy: str | Strategy | None) -> str | Strategy | None:
+    if not is_target(strategy):
+        return strategy
+    from fxmem.loading.target import load_function
+
+    function: Strategy = load_function(strategy)
+    return function
 
 
 def advise(
@@ -539,6 +554,7 @@ def max_batch(
     margin: str | float = 0.02,
     max_overhead: float | None = None,
     time_limit_s: float | None = None,
+    strategy: str | Strategy | None = None,
     **options: Any,
 ) -> MaxBatch:
     """Finds the largest batch, or other size of the inputs, whose step fits a memory.
@@ -562,6 +578,7 @@ def max_batch(
         max_overhead: Also find the largest size with a plan that adds no more than this share of
             time.
         time_limit_s: As for :func:`fxmem.plan`.
+        strategy: As for :func:`fxmem.plan`.
         options: Other arguments of :func:`fxmem.analyze`: ``optimizer``, ``device``, ...
 
     Raises:
@@ -575,7 +592,7 @@ def max_batch(
     >>> found.batch, found.next_batch, found.analyses
     (5180, 5181, 4)
     """
-    given = {**locals(), **options}
+    given = {**locals(), **options, "strategy": _load_strategy(strategy)}
     del given["options"]
     from fxmem.batching.search import find_max_batch
 
@@ -646,6 +663,7 @@ def auto(
     max_overhead_flops: float | None = None,
     style: str | None = None,
     time_limit_s: float | None = None,
+    strategy: str | Strategy | None = None,
     device: str = "cuda",
     gpu: str | None = None,
     **options: Any,
@@ -667,6 +685,7 @@ def auto(
         max_overhead_flops: As for :func:`fxmem.plan`.
         style: As for :func:`fxmem.plan`.
         time_limit_s: As for :func:`fxmem.plan`.
+        strategy: As for :func:`fxmem.plan`.
         device: As for :func:`fxmem.analyze`.
         gpu: As for :func:`fxmem.analyze`.
         options: Other arguments of :func:`fxmem.analyze` for a training step: ``optimizer``,
@@ -690,7 +709,7 @@ def auto(
     >>> planned.plan.baseline_peak_bytes > 9 * 2**20 > 6 * 2**20 >= planned.plan.peak_bytes
     True
     """
-    given = {**locals(), **options}
+    given = {**locals(), **options, "strategy": _load_strategy(strategy)}
     del given["options"]
     from fxmem.applying import auto as automatic
 
@@ -749,13 +768,13 @@ def verify(
     (True, 3, 2)
     """
     given = locals()
-    from fxmem.verifying.verify import verify as verify_models
+    from fxmem.verifying.proof import verify as verify_models
 
     return verify_models(**given)
 
 
 def render(
-    analysis: Analysis,
+    result: Any,
     path: str | os.PathLike[str],
     *,
     view: str | None = None,
@@ -764,13 +783,13 @@ def render(
     plan: Plan | None = None,
     front: Iterable[Plan] = (),
 ) -> None:
-    """Draws a picture of a step; also the method :meth:`fxmem.Analysis.render`.
+    """Writes a result to a file; for an analysis also the method :meth:`fxmem.Analysis.render`.
 
     Args:
-        analysis: Of the step.
-        path: The file, whose suffix chooses the format: ``.svg``, ``.png``, ``.pdf`` or ``.dot``
-            for a picture, ``.html`` for a report with all views, ``.pickle`` for PyTorch's
-            memory viewer.
+        result: An analysis, or any other result.
+        path: The file, whose suffix chooses the format: ``.txt``, ``.md``, ``.csv``, ``.json`` or
+            ``.html`` for a report; of a step also ``.svg``, ``.png``, ``.pdf`` or ``.dot`` for a
+            picture, and ``.pickle`` for PyTorch's memory viewer.
         view: The view of the step; None for the format's default.
         depth: How many levels of modules to open; None for as many as can be read, and
             all levels around the peak.
@@ -781,13 +800,9 @@ def render(
     Raises:
         UsageError: The suffix is not known, or no program that draws it is installed.
     """
-    from fxmem.report import formats
+    from fxmem.report.formats import RenderOptions, write_file
 
-    kind = formats.find_format(path)
-    options = formats.RenderOptions(view, depth, expand, plan, tuple(front))
-    drawn = formats.render(analysis, kind, options)
-    with open(path, "wb") as file:
-        file.write(drawn)
+    write_file(result, path, RenderOptions(view, depth, expand, plan, tuple(front)))
 
 
 def diff(before: Analysis, after: Analysis) -> Comparison:
@@ -812,53 +827,3 @@ def diff(before: Analysis, after: Analysis) -> Comparison:
 
     root = os.getcwd()
     return compare(read_footprint(before.to_dict(), root), read_footprint(after.to_dict(), root))
-
-
-def _draw_picture(
-    analysis: Analysis, *, depth: int | None, expand: bool, plan: Plan | None
-) -> graphviz.Digraph:
-    from fxmem.report import formats
-
-    return formats.draw_picture(analysis, formats.RenderOptions("graph", depth, expand, plan))
-
-
-def _build_digraph(analysis: Analysis) -> networkx.DiGraph[str]:
-    from fxmem.report.document import build_document
-    from fxmem.report.graph.digraph import build_digraph
-
-    return build_digraph(build_document(analysis))
-
-
-def _list_values(analysis: Analysis) -> dict[str, Any]:
-    from fxmem.report.json_report import list_values
-
-    return list_values(analysis)
-
-
-def _write_text(shown: Any) -> str:
-    from fxmem.report.notebook import write_text
-
-    return write_text(shown)
-
-
-def _write_html(shown: Any) -> str:
-    from fxmem.report.notebook import write_html
-
-    return write_html(shown)
-
-
-def _make_graph_module(analysis: Analysis) -> Any:
-    from fxmem.passes.annotation import make_graph_module
-
-    return make_graph_module(analysis)
-
-
-attach_methods(
-    render=render,
-    to_dict=_list_values,
-    to_graphviz=_draw_picture,
-    to_networkx=_build_digraph,
-    to_text=_write_text,
-    to_html=_write_html,
-    graph_module=_make_graph_module,
-)

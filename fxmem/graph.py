@@ -44,7 +44,7 @@ class Phase(str, Enum):
 
 
 def is_installed(path: str) -> bool:
-    """Tells whether a file is one of a package that pip installed."""
+    """Returns whether a file belongs to a package that pip installed."""
     return f"{os.sep}site-packages{os.sep}" in path
 
 
@@ -133,7 +133,7 @@ class Storage:
         node: Index of the node that made it, or in whose backward it was made.
         saved_by: Indices of the nodes that saved it for backward, first to last.
         death_rank: Orders the frees of one operation: lower goes first.
-        slack_bytes: What of it was not asked for, where the allocator hands out larger blocks.
+        slack_bytes: Bytes beyond the request, where the allocator hands out larger blocks.
         cast_until: Index of the operation to which autocast keeps it at least, as the cast of a
             weight that other operators may use too; None where it does not.
         stream: Number of the CUDA stream that it is allocated on; 0 for the default one.
@@ -263,9 +263,10 @@ class Save:
         position: Index of the operation that runs next when it is kept.
         unpacked: Index of the first operation of the function's backward, before which the
             storage is taken out; None where that backward runs no operator.
-        released: Index of the last one, after which the function lets go of it; None likewise.
-        returned: Index of the last one before the function returned, after which it needs it no
-            more: those after it add up gradients in its name. None likewise.
+        released: Index of the last operation of that backward, after which the function releases
+            the storage. None if it ran no operator.
+        returned: Index of the last operation before the function returned; later ones only
+            accumulate gradients for it. None if it ran no operator.
     """
 
     storage: int
@@ -299,7 +300,7 @@ class ModuleCall:
         start: Index of the first node that it made.
         stop: Index after that of the last; the same where it made none.
         inputs: Indices of the storages that its arguments lie on.
-        results: Indices of those that what it returned lies on.
+        results: Indices of the storages that its result lies on.
         obstacle: Why it may not run twice; empty where nothing speaks against it.
         class_name: Name of the module's class.
     """
@@ -318,8 +319,8 @@ class FirstOperation:
     """An operator of the first step, to which a part of :attr:`MemoryGraph.warmup` belongs.
 
     Attributes:
-        start: Index of its first allocation or free in ``warmup``; they end where those of the
-            next one begin.
+        start: Index of its first allocation or free in ``warmup``; the next operator's begin
+            where its own end.
         phase: Where in the step it ran. All that the optimizer runs is one.
         twin: Index of the same operation in the steady step; None where that has none.
     """
@@ -343,9 +344,9 @@ class MemoryGraph:
             storage, or a negative number for one that is gone, or None for a kernel's workspace;
             and its bytes, negative where it is freed. None and 0 where the cache is emptied.
         saves: Every time that an autograd function keeps a storage, in order.
-        calls: The calls of modules, those that ended first before others.
-        let_go: By storage, the operation in which the user's code let go of the last tensor on
-            it that a node returned, whatever autograd keeps; None where it did not, or no node
+        calls: The calls of modules, in the order in which they ended.
+        let_go: Per storage, the operation during which user code dropped its last reference to a
+            tensor that a node returned, whatever autograd keeps; None where it kept one, or no node
             returned one. Empty where that is not known.
         first_operations: The operators of the first step, as far as they allocate or free.
         warmup_streams: Negative numbers in ``warmup`` with the CUDA streams of those storages, as

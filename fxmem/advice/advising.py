@@ -8,14 +8,13 @@ from typing import Any
 
 from torch import nn
 
-from fxmem.advice.finders import find_findings
-from fxmem.advice.finding import Finding, choose_findings
 from fxmem.advice.folding import fold_norms
 from fxmem.advice.offloading import find_offloads
 from fxmem.advice.variants import Variant, list_variants
 from fxmem.analysis import Analysis
 from fxmem.analyzing import analyze_model
 from fxmem.errors import FxmemError
+from fxmem.finding import Finding, choose_findings
 
 
 def advise(
@@ -69,4 +68,4 @@ def find_advice(
                 cost="For inference alone; the last digits differ. It is faster too.",
             )
             found.append(try_variant(variant, folded) if count else None)
-    return choose_findings([*find_findings(analysis), *filter(None, found)], analysis.peak_bytes)
+    return choose_findings([*analysis.findings, *filter(None, found)], analysis.peak_bytes)

@@ -10,7 +10,8 @@ from operator import attrgetter
 from typing import Any
 
 from fxmem.analysis import Analysis
-from fxmem.graph import RESIDENT, Category, Operation, Phase, Storage
+from fxmem.finding import Finding
+from fxmem.graph import RESIDENT, Category, Operation, Phase, SourceLocation, Storage
 from fxmem.memory.timeline import build_timeline
 
 FORWARD = (Phase.FORWARD, Phase.LOSS)
@@ -22,12 +23,12 @@ MATMULS = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.ba
 class StepEdit:
     """The storages and operations of an analysed step, to be changed.
 
-    Sizes are those of the allocator's blocks. With micro-batches the traced one counts, the last,
-    which is where the gradients of the others are there already.
+    Sizes are the allocator's blocks. Of several micro-batches the last counts, which is traced:
+    there the gradients of the others exist already.
     """
 
     def __init__(self, analysis: Analysis) -> None:
-        self.graph = analysis.allocated_graph
+        self.graph, self._peak_bytes = analysis.allocated_graph, analysis.peak_bytes
         self.nodes = self.graph.nodes
         self.storages = [*self.graph.storages]
         self.operations = [*self.graph.operations]
@@ -37,7 +38,7 @@ class StepEdit:
         self.storages[index] = replace(self.storages[index], **fields)
 
     def keep(self, index: int, until: int) -> None:
-        """Has a storage live at least until an operation."""
+        """Makes a storage live at least until an operation."""
         died = self.storages[index].died
         if died is not None and died < until:
             self.change(index, died=until)
@@ -48,7 +49,7 @@ class StepEdit:
         self.storages.append(Storage(len(self.storages), *values))
 
     def clear_workspace(self, index: int) -> None:
-        """Has an operation take no memory beside its results."""
+        """Makes an operation take no memory beside its results."""
         self.operations[index] = replace(self.operations[index], workspace_bytes=0, blocks=())
 
     def measure_peak(self) -> int:
@@ -58,6 +59,14 @@ class StepEdit:
             self.graph, storages=tuple(self.storages), operations=tuple(self.operations)
         )
         return max(build_timeline(changed).profile()[min(traced, default=0) :])
+
+    def make_finding(
+        self, code: str, change: str, option: str, cost: str, source: SourceLocation | None = None
+    ) -> Finding:
+        """Makes the finding whose effect is that of all changes."""
+        peak_bytes = self.measure_peak()
+        saving_bytes = self._peak_bytes - peak_bytes
+        return Finding(code, change, option, peak_bytes, saving_bytes, cost, source)
 
     # -- questions to the step as it was recorded --------------------------------------------------
 
@@ -148,7 +157,7 @@ class StepEdit:
         keeps_inputs: bool = True,
         keeps_results: bool = True,
     ) -> None:
-        """Has nodes run as one kernel, in forward as in backward.
+        """Makes nodes run as one kernel, in forward as in backward.
 
         Storages that are made and used inside are gone; so many bytes of statistics are kept for
         backward, with inputs and results or one of them. Gradients are allocated as it begins.
@@ -183,7 +192,7 @@ class StepEdit:
 
 
 def reads_parameter(edit: StepEdit, operation: Operation) -> bool:
-    """Tells whether an operation reads a parameter, or a cast of one."""
+    """Returns whether an operation reads a parameter, or the cast of a parameter."""
     for storage in (edit.graph.storages[index] for index in operation.reads):
         maker = edit.find_maker(storage)
         origins = maker.reads if maker and maker.name == CAST else (storage.index,)

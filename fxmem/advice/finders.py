@@ -1,34 +1,37 @@
-"""The findings that are simulated on a recorded step, in order of their codes.
+"""The findings of fxmem's own, in order of their codes.
 
-A further one is a function from an analysis to its findings, a line in :data:`FINDERS`, and a
+A further one is a function from an analysis to its findings, a line in :data:`_FINDERS`, and a
 section in ``findings.md``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Mapping
+from importlib.resources import files
 
-from fxmem.advice.attention import find_attention
-from fxmem.advice.finding import Finding, choose_findings
+from fxmem.advice.eager_attention import find_attention
 from fxmem.advice.holding import find_cache, find_gradients, find_held_outputs
 from fxmem.advice.upcasts import find_upcasts
 from fxmem.advice.vocabulary import find_logits
-from fxmem.analysis import Analysis
+from fxmem.finding import Finder, add_finding
 
-FINDERS: tuple[Callable[[Analysis], Iterator[Finding]], ...] = (
-    find_logits,
-    find_upcasts,
-    find_attention,
-    find_cache,
-    find_held_outputs,
-    find_gradients,
-)
-"""Each finds one code; none runs the model again."""
+_FINDERS: Mapping[str, Finder] = {
+    "FX101": find_logits,
+    "FX102": find_upcasts,
+    "FX103": find_attention,
+    "FX104": find_cache,
+    "FX105": find_held_outputs,
+    "FX201": find_gradients,
+}
 
 
-def find_findings(analysis: Analysis) -> tuple[Finding, ...]:
-    """Finds what a report lists; nothing in a saved report, which lacks what it takes."""
-    if analysis.graph.saved and not analysis.graph.saves:
-        return ()
-    found = (finding for find in FINDERS for finding in find(analysis))
-    return choose_findings(found, analysis.peak_bytes)
+def register_findings() -> None:
+    """Registers each section of the page of findings, with what finds it."""
+    page = (files("fxmem.advice") / "findings.md").read_text(encoding="utf-8")
+    for section in re.split(r"^## (?=FX\d)", page, flags=re.MULTILINE)[1:]:
+        code, _, text = section.partition(": ")
+        add_finding(code, _FINDERS.get(code), text)
+
+
+register_findings()

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from fxmem.advice.editing import StepEdit
-from fxmem.advice.finding import Finding
 from fxmem.analysis import Analysis
+from fxmem.finding import Finding
 from fxmem.graph import RESIDENT, Category, MemoryGraph, Phase, Storage
 from fxmem.memory.labels import find_updated
 from fxmem.units import format_bytes
@@ -33,14 +33,11 @@ def find_cache(analysis: Analysis) -> Iterator[Finding]:
         uses = (ends.get(o.node, o.index) for o in edit.readers.get(storage.index, ()))
         edit.change(storage.index, died=max([released.get(storage.index, 0), storage.born, *uses]))
     if cached:
-        peak_bytes = edit.measure_peak()
-        yield Finding(
+        yield edit.make_finding(
             code="FX104",
             change="Return no cache of keys and values, which holds "
             f"{format_bytes(sum(storage.nbytes for storage in cached))} to the end of the step",
             option="model(..., use_cache=False), or model.config.use_cache = False",
-            peak_bytes=peak_bytes,
-            saving_bytes=analysis.peak_bytes - peak_bytes,
             cost="None, unless the output's past_key_values are used: generate() needs them.",
             source=edit.nodes[cached[0].node or 0].source,
         )
@@ -54,17 +51,14 @@ def find_held_outputs(analysis: Analysis) -> Iterator[Finding]:
     for storage in held:
         edit.change(storage.index, nbytes=0)
     if held:
-        peak_bytes = edit.measure_peak()
         made = {(s.shape, s.dtype): s.node for s in graph.storages if s.born != RESIDENT}
         largest = max(held, key=lambda storage: storage.nbytes)
         node = made.get((largest.shape, largest.dtype))
-        yield Finding(
+        yield edit.make_finding(
             code="FX105",
             change="Let go of output and loss at the end of each iteration: those of the step "
             f"before hold {format_bytes(sum(storage.nbytes for storage in held))}",
             option="del output, loss",
-            peak_bytes=peak_bytes,
-            saving_bytes=analysis.peak_bytes - peak_bytes,
             cost="None.",
             source=None if node is None else graph.nodes[node].source,
         )
@@ -113,22 +107,19 @@ def find_gradients(analysis: Analysis) -> Iterator[Finding]:
             edit.add(int(update_bytes), last, last)
     for operation in steps:
         edit.clear_workspace(operation.index)
-    peak_bytes = edit.measure_peak()
-    yield Finding(
+    yield edit.make_finding(
         code="FX201",
         change="Update each parameter in backward once its gradient is there, and free the "
         f"gradient: all of them take {format_bytes(analysis.gradient_bytes)}",
         option="parameter.register_post_accumulate_grad_hook(step), with an optimizer for each "
         "parameter",
-        peak_bytes=peak_bytes,
-        saving_bytes=analysis.peak_bytes - peak_bytes,
         cost="No clipping by the norm of all gradients, no accumulation over micro-batches, no "
         "GradScaler.",
     )
 
 
 def _are_needed_together(graph: MemoryGraph, gradients: Sequence[Storage]) -> bool:
-    """Tells whether gradients are kept from step to step, accumulated, clipped or unscaled."""
+    """Returns whether gradients are kept across steps, accumulated, clipped or unscaled."""
     indices = {storage.index for storage in gradients}
     first = next((o.index for o in graph.operations if o.phase is Phase.BACKWARD), 0)
     return (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from fxmem.advice.editing import CAST, FORWARD, StepEdit
-from fxmem.advice.finding import Finding
 from fxmem.analysis import Analysis
+from fxmem.finding import Finding
 from fxmem.graph import Category, Operation, Phase, Save, Storage
 from fxmem.units import format_bytes
 
@@ -40,16 +40,13 @@ def find_offloads(analysis: Analysis) -> Iterator[Finding]:
         away.append(storage)
         traffic_bytes += len(kept) * (storage.nbytes - storage.slack_bytes)
     if away:
-        peak_bytes = edit.measure_peak()
         count = f"{len(away)} activations" if len(away) > 1 else "the activation"
-        yield Finding(
+        yield edit.make_finding(
             code="FX303",
             change=f"Keep {count} of {format_bytes(_LEAST_BYTES)} and more in the host's memory "
             "until backward needs them",
             option="with torch.autograd.graph.saved_tensors_hooks(pack, unpack): pack moves a "
             "large tensor to the host, unpack back",
-            peak_bytes=peak_bytes,
-            saving_bytes=analysis.peak_bytes - peak_bytes,
             cost=f"{format_bytes(traffic_bytes)} to the host in forward, and back in backward, in "
             "each step.",
             source=edit.nodes[away[0].saved_by[0]].source,
@@ -59,7 +56,7 @@ def find_offloads(analysis: Analysis) -> Iterator[Finding]:
 def _can_offload(
     edit: StepEdit, storage: Storage, saves: Iterable[Save], uses: Iterable[Operation]
 ) -> bool:
-    """Tells whether it is an activation of forward that autograd alone holds in backward."""
+    """Returns whether autograd alone holds an activation of forward in backward."""
     maker = edit.find_maker(storage)
     if storage.category is not Category.ACTIVATION or storage.died is None or maker is None:
         return False

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from math import prod
 
 from fxmem.advice.editing import CAST, MATMULS, StepEdit, reads_parameter
-from fxmem.advice.finding import Finding
 from fxmem.analysis import Analysis
+from fxmem.finding import Finding
 from fxmem.graph import Node, SourceLocation
 from fxmem.units import format_bytes
 
@@ -54,17 +54,14 @@ def find_upcasts(analysis: Analysis) -> Iterator[Finding]:
         found.append((kept_bytes, code, node.source))
     if not found:
         return
-    peak_bytes = edit.measure_peak()
     count, nbytes = len(found), sum(kept_bytes for kept_bytes, _, _ in found)
     copies = f"casts to float32 in {count} places keep" if count > 1 else "a cast to float32 keeps"
     _, code, source = max(found, key=lambda row: row[0])
-    yield Finding(
+    yield edit.make_finding(
         code="FX102",
         change="Let kernels take the activation in half precision: "
         f"{copies} {format_bytes(nbytes)} for backward",
         option=code,
-        peak_bytes=peak_bytes,
-        saving_bytes=analysis.peak_bytes - peak_bytes,
         cost="The function runs twice."
         if code == _OTHER
         else "None in time: it is faster; the last digits differ.",
@@ -75,7 +72,7 @@ def find_upcasts(analysis: Analysis) -> Iterator[Finding]:
 def _find_region(edit: StepEdit, cast: Node, users: dict[int, list[Node]]) -> set[int]:
     """Finds the nodes from a cast to the casts back, and a product with a weight after these.
 
-    Empty where they are many, as those of a loss are, or do a product of matrices.
+    Empty where they are many, as in a loss, or multiply matrices.
     """
     region, waiting, ends = {cast.index}, [cast], list[Node]()
     while waiting:

@@ -37,7 +37,7 @@ _IMPLEMENTATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A step with one thing changed; code and texts are those of :class:`Finding`.
+    """A step with one thing changed; code and texts are as in :class:`Finding`.
 
     Attributes:
         options: The options of :func:`fxmem.analyze` that differ.
@@ -55,7 +55,7 @@ class Variant:
 def list_variants(
     analysis: Analysis, args: Any, kwargs: Any, options: Mapping[str, Any]
 ) -> Iterator[Variant]:
-    """Lists the changes to try, without those that the user has made already by options."""
+    """Lists the changes to try, without what the user's options have already."""
     setup = analysis.setup
     if options.get("autocast") is None:
         subject = "forward and loss" if setup.mode == "train" else "the model"

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from math import prod
 
 from fxmem.advice.editing import FORWARD, MATMULS, StepEdit, reads_parameter
-from fxmem.advice.finding import Finding
 from fxmem.analysis import Analysis
+from fxmem.finding import Finding
 from fxmem.graph import RESIDENT, Operation, Storage
 from fxmem.units import format_bytes
 
@@ -31,16 +31,13 @@ def find_logits(analysis: Analysis) -> Iterator[Finding]:
             source = own.source or head.source  # a loss that is named has no line of the user's
     if not held:
         return
-    peak_bytes = edit.measure_peak()
-    yield Finding(
+    yield edit.make_finding(
         code="FX101",
         change=f"Compute the head and the cross entropy together in {_CHUNKS} parts of the "
         f"tokens: {len(held)} tensors as large as the logits hold "
         f"{format_bytes(sum(s.nbytes for s in held))} at the peak",
         option="sum(checkpoint(head_loss, x, y, use_reentrant=False) for x, y in "
         f"zip(hidden.chunk({_CHUNKS}), targets.chunk({_CHUNKS}))) / targets.numel()",
-        peak_bytes=peak_bytes,
-        saving_bytes=analysis.peak_bytes - peak_bytes,
         cost="The head's forward runs twice, and no logits are returned.",
         source=source,
     )

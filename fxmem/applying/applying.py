@@ -13,10 +13,10 @@ from fxmem.analysis import Analysis
 from fxmem.analyzing import analyze_model
 from fxmem.applying.codegen import lay_over_graph
 from fxmem.applying.module import PlannedModule
-from fxmem.applying.modules import find_original, wrap_modules
-from fxmem.applying.sizes import find_size_ranges
+from fxmem.applying.module_plans import find_original, wrap_modules
+from fxmem.applying.size_ranges import find_size_ranges
 from fxmem.errors import UsageError
-from fxmem.planning.plan import MODULES, InplaceChange, Plan, Segment, check_fingerprint, strip_plan
+from fxmem.planning.plan import MODULES, InplaceChange, Plan, Segment, strip_plan
 from fxmem.tracing.conditions import read_autocast_on
 from fxmem.tracing.modules import describe_model, find_difference, recall_model
 
@@ -92,5 +92,5 @@ def _trace(model: nn.Module, plan: Plan, args: Any, kwargs: Mapping[str, Any] | 
     options: dict[str, Any] = {"mode": plan.mode, "size_hint": plan.size_hint}
     autocast = find_autocast((given, kwargs))
     analysis = analyze_model(model, given, kwargs, device="cpu", autocast=autocast, **options)
-    check_fingerprint(plan, analysis.graph, "fxmem.plan")
+    plan.check(analysis.graph, "fxmem.plan")
     return analysis

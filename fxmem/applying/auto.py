@@ -16,98 +16,90 @@ from torch.utils._pytree import tree_leaves
 from fxmem.analyzing import analyze_model
 from fxmem.applying.applying import apply, find_autocast
 from fxmem.applying.module import PlannedModule
-from fxmem.applying.modules import find_original, run_segments
+from fxmem.applying.module_plans import find_original, run_segments
 from fxmem.errors import UsageError
 from fxmem.gpus import find_gpu
 from fxmem.planning.plan import Plan
 from fxmem.planning.planner import plan
 from fxmem.units import resolve_bytes
 
-Choices = Mapping[str, Mapping[str, Any]]
-"""The arguments of :func:`auto`: ``limits`` and ``planning`` of the plan, ``analysis``."""
 PlanModel = Callable[[nn.Module, Any, Any], nn.Module]
 """Takes a model and a step's inputs, positional and by name; returns what runs in its place."""
+_LIMITS = ("budget", "max_overhead", "max_overhead_flops")
 
 
 def auto(
-    model: Any = None,
-    args: Any = None,
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    budget: str | float | None = None,
-    max_overhead: float | None = None,
-    max_overhead_flops: float | None = None,
-    style: str | None = None,
-    time_limit_s: float | None = None,
-    device: str = "cuda",
-    gpu: str | None = None,
-    **options: Any,
+    model: Any = None, args: Any = None, kwargs: Mapping[str, Any] | None = None, **options: Any
 ) -> Any:
     """Makes a training step keep a limit: :func:`fxmem.auto`, whose arguments these are."""
-    limits = {
-        "budget": budget,
-        "max_overhead": max_overhead,
-        "max_overhead_flops": max_overhead_flops,
-    }
-    given = {name: limit for name, limit in limits.items() if limit is not None}
-    if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)} are two limits", hint="give one of them")
-    if not given and gpu is not None:
-        given["budget"] = find_gpu(gpu).capacity_bytes
-    elif not given and device == "cuda" and torch.cuda.is_available():
-        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-        given["budget"] = int(properties.total_memory)
-    elif not given:
-        raise UsageError(
-            "a plan needs a limit, and there is no GPU whose memory could be one",
-            hint="budget='8GiB', gpu='a100-40gb' or max_overhead=0.1",
-        )
-    choices: Choices = {
-        "limits": given,
-        "planning": {"style": style, "time_limit_s": time_limit_s},
-        "analysis": {"device": device, "gpu": gpu, **options},
-    }
+    names = (*_LIMITS, "style", "time_limit_s", "strategy")
+    given = {name: options.pop(name, None) for name in names}
+    planning = {name: value for name, value in given.items() if value is not None}
+    limits = [name for name in _LIMITS if name in planning]
+    if len(limits) > 1:
+        raise UsageError(f"{' and '.join(limits)} are two limits", hint="give one of them")
+    if not limits:
+        planning["budget"] = _find_memory(options.get("gpu"), options.get("device", "cuda"))
     if model is None:
-        return functools.partial(plan_lazily, choices=choices)
+        return functools.partial(plan_lazily, planning=planning, options=options)
     if args is None and kwargs is None:
-        return plan_lazily(model, choices)
-    return make_planned(model, args, kwargs, **choices)
+        return plan_lazily(model, planning, options)
+    return make_planned(model, args, kwargs, planning, options)
+
+
+def _find_memory(gpu: str | None, device: str) -> int:
+    """Finds the memory of the GPU that is named, or of this machine's."""
+    if gpu is not None:
+        return find_gpu(gpu).capacity_bytes
+    if device == "cuda" and torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        return int(properties.total_memory)
+    raise UsageError(
+        "a plan needs a limit, and there is no GPU whose memory could be one",
+        hint="budget='8GiB', gpu='a100-40gb' or max_overhead=0.1",
+    )
 
 
 def make_planned(
     model: nn.Module,
     args: Any,
     kwargs: Any,
-    limits: Mapping[str, Any],
     planning: Mapping[str, Any],
-    analysis: Mapping[str, Any],
+    options: Mapping[str, Any],
 ) -> nn.Module:
     """Applies a plan for some inputs; gives the model itself where its step fits without one."""
-    analysed = analyze_model(model, () if args is None else args, kwargs, **analysis)
-    budget = limits.get("budget")
-    if budget is not None and analysed.peak_bytes <= resolve_bytes(budget):
+    analysis = analyze_model(model, () if args is None else args, kwargs, **options)
+    budget = planning.get("budget")
+    if budget is not None and analysis.peak_bytes <= resolve_bytes(budget):
         return model
-    return apply(model, plan(analysed, **limits, **planning))
+    return apply(model, plan(analysis, **planning))
 
 
-def plan_for_step(choices: Choices, model: nn.Module, args: Any, kwargs: Any) -> nn.Module:
+def _plan_step(
+    planning: Mapping[str, Any],
+    options: Mapping[str, Any],
+    model: nn.Module,
+    args: Any,
+    kwargs: Any,
+) -> nn.Module:
     """Applies a plan as :func:`make_planned`, for the autocast of the running step."""
-    analysis = {"autocast": find_autocast((args, kwargs)), **choices["analysis"]}
-    return make_planned(model, args, kwargs, **{**choices, "analysis": analysis})
+    options = {"autocast": find_autocast((args, kwargs)), **options}
+    return make_planned(model, args, kwargs, planning, options)
 
 
 def prepare_first_step(model: nn.Module, plan_model: PlanModel) -> None:
-    """Has a model call a function before its first training step, and run what that returns."""
+    """Makes a model call a function before its first training step, and run what that returns."""
     lazy = vars(model).get("forward")
     if isinstance(lazy, LazyForward):
         lazy.release()
     vars(model)["forward"] = LazyForward(model, plan_model)
 
 
-def plan_lazily(model: Any, choices: Choices) -> Any:
-    """Has a model, or each model that a class or a function makes, plan itself."""
+def plan_lazily(model: Any, planning: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """Makes a model, or each model that a class or a function makes, plan itself."""
+    plan_step = functools.partial(_plan_step, planning, options)
     if isinstance(model, nn.Module):
-        prepare_first_step(model, functools.partial(plan_for_step, choices))
+        prepare_first_step(model, plan_step)
         return model
     if isinstance(model, type) and issubclass(model, nn.Module):
         construct = model.__init__
@@ -115,7 +107,7 @@ def plan_lazily(model: Any, choices: Choices) -> Any:
         @functools.wraps(construct)
         def init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
             construct(self, *args, **kwargs)
-            plan_lazily(self, choices)
+            prepare_first_step(self, plan_step)
 
         model.__init__ = init  # type: ignore[method-assign]
         return model
@@ -127,7 +119,7 @@ def plan_lazily(model: Any, choices: Choices) -> Any:
 
     @functools.wraps(model)
     def make(*args: Any, **kwargs: Any) -> Any:
-        return plan_lazily(model(*args, **kwargs), choices)
+        return plan_lazily(model(*args, **kwargs), planning, options)
 
     return make
 
@@ -151,7 +143,7 @@ class LazyForward:
     """The ``forward`` of a model that plans itself, as an attribute of the model.
 
     Args:
-        model: The model; a copy of it plans for itself.
+        model: The model; a copy plans for itself.
         plan_model: Makes what runs instead, or returns the model.
     """
 
@@ -201,7 +193,7 @@ class LazyForward:
         return planned
 
     def release(self) -> None:
-        """Has the model run its own code from now on."""
+        """Makes the model run its own code from now on."""
         held = vars(self.model)
         held.pop("forward", None)
         if self._replaced is not None:

@@ -21,7 +21,7 @@ from torch import fx, nn
 from torch.fx.graph import CodeGen, PythonCode, _format_target, _Namespace
 from torch.fx.node import _get_qualified_name
 
-from fxmem.applying.modules import find_holders
+from fxmem.applying.module_plans import find_holders
 from fxmem.applying.overwriting import (
     overwrite_by_function,
     overwrite_by_method,
@@ -37,7 +37,7 @@ SEGMENTS = "fxmem_segments"
 """Key of a node's ``meta``: the segments it lies in, outermost first."""
 SEEN = "fxmem_seen"
 """Key of a node's ``meta``, where it overwrites a value: names of the modules that made the value,
-and of those that take it, whose hooks may keep it."""
+and of the modules that take it and whose hooks may keep it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,29 +51,20 @@ class _SegmentCode:
     whole: bool
 
 
-def lay_changes(
-    graph_module: fx.GraphModule,
-    segments: Sequence[Segment] = (),
-    inplace: Sequence[InplaceChange] = (),
-) -> fx.GraphModule:
-    """Makes another module that runs a graph with segments under checkpoints, and in place.
-
-    Args:
-        graph_module: With a graph as it was traced, or one that other changes were laid over.
-        segments: The segments that backward computes again.
-        inplace: The operations that run in place.
-    """
-    graph = lay_over_graph(graph_module.graph, graph_module, segments, inplace)
-    return fx.GraphModule(graph_module, graph, class_name=type(graph_module).__name__)
-
-
 def lay_over_graph(
     graph: fx.Graph,
     model: nn.Module,
     segments: Sequence[Segment] = (),
     inplace: Sequence[InplaceChange] = (),
 ) -> fx.Graph:
-    """Copies a graph with segments and overwriting."""
+    """Copies a graph with segments under checkpoints, and operations in place.
+
+    Args:
+        graph: As it was traced, or one that other changes were laid over.
+        model: The module with what the graph calls.
+        segments: The segments that backward computes again.
+        inplace: The operations that run in place.
+    """
     copied = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     output = copied.output(copied.graph_copy(graph, copies))
@@ -119,7 +110,7 @@ def _iterate_codes(
 
 
 def _overwrite(graph: fx.Graph, node: fx.Node, found: OverwritingNode) -> None:
-    """Has a node call the in-place form of what it calls."""
+    """Makes a node call the in-place form of its target."""
     makers = () if found.maker is None else (str(found.maker.target),)
     consumers = tuple(dict.fromkeys(str(each.target) for each in found.consumers))
     args, kwargs, name = list(node.args), dict(node.kwargs), found.form.name
@@ -176,7 +167,7 @@ class _Writer:
     def write_function(
         self, name: str, nodes: Sequence[fx.Node], depth: int, ends: tuple[Any, Any] | None
     ) -> str:
-        """Writes a function in ``depth`` segments and, within it, those of its own segments.
+        """Writes a function that lies in ``depth`` segments, with its own segments inside.
 
         Its arguments and results are the ``ends``; ``forward`` has nodes for them.
         """
@@ -243,7 +234,7 @@ class _Writer:
 
 
 def _find_ends(nodes: Sequence[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
-    """Finds what a run of nodes takes from before it, and what of it is used after it."""
+    """Finds the inputs of a run of nodes, and its results that are used later."""
     members = set(nodes)
     inputs = dict.fromkeys(
         argument

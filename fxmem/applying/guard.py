@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.module_tracker import ModuleTracker
 
 from fxmem.applying.codegen import SEEN
-from fxmem.applying.sizes import SizeRange
+from fxmem.applying.size_ranges import SizeRange
 from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.conditions import (
     CONTEXT,
@@ -80,7 +80,7 @@ class InputGuard:
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
 
     def compare(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, list[Any]]:
-        """Compares a call with the traced one; gives also the arguments, as the graph has them."""
+        """Compares a call with the traced one; returns also the arguments in the graph's order."""
         given = {**self._defaults, **dict(bind_arguments(self._model, args, kwargs))}
         values, tensors = list[Any](), list[Tensor]()
         for name in given.keys() - self._taken.keys():
@@ -220,7 +220,7 @@ class AttributeGuard:
 
 
 def _iterate_plain(module: nn.Module, is_root: bool) -> Iterator[tuple[str, Any]]:
-    """Plain attributes of a module, and the ``forward`` that stands before its class's."""
+    """Yields plain attributes of a module, and a ``forward`` that hides its class's."""
     if not is_root:  # whose own forward is what a plan replaces
         yield "forward", vars(module).get("forward", _Missing)
     for key, value in vars(module).items():
@@ -229,7 +229,7 @@ def _iterate_plain(module: nn.Module, is_root: bool) -> Iterator[tuple[str, Any]
 
 
 def _is_equal(value: Any, other: Any) -> bool:
-    """Tells whether a value is another, its type and the sign of a zero included."""
+    """Returns whether two values are equal in type too, and in the sign of a zero."""
     if value is other:
         return True
     if type(value) is not type(other) or not isinstance(value, (*PLAIN, torch.dtype, tuple, list)):

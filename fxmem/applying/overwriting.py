@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-def overwrite_by_method(name: str, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+def overwrite_by_method(name: str, value: Tensor, /, *args: Any, **kwargs: Any) -> Any:
     """Calls a method of a tensor that ends in ``_``, or the one without it.
 
     >>> x = torch.ones(2, 1)
@@ -32,7 +32,7 @@ def overwrite_by_method(name: str, value: Tensor, *args: Any, **kwargs: Any) -> 
     return getattr(value, name if fits else name[:-1])(*args, **kwargs)
 
 
-def overwrite_by_function(name: str, *args: Any, **kwargs: Any) -> Any:
+def overwrite_by_function(name: str, /, *args: Any, **kwargs: Any) -> Any:
     """Calls a function of ``torch.nn.functional`` with ``inplace=True``, or without."""
     function = getattr(F, name)
     if "train" in kwargs:  # as torch.dropout calls it

@@ -1,6 +1,6 @@
 """Segments that save nothing for backward, which recomputes them: activation checkpoints.
 
-The semantics are those of ``torch.utils.checkpoint(use_reentrant=False)``, at a fraction of its
+Segments behave as under ``torch.utils.checkpoint(use_reentrant=False)``, at a fraction of its
 cost (``benchmarks/overhead.py``). In the first run, hooks give autograd an empty slot in the place
 of each tensor that it saves. When backward asks for the first one, the segment runs again, stops
 once as many tensors were saved as in the first run, and so fills the slots that are still there. A
@@ -85,7 +85,7 @@ class _Stop(Exception):
 
 
 class _Record:
-    """The record of what a segment saves, without tensors: modules may keep graphs of it."""
+    """What a segment saves, without the tensors: modules may keep autograd graphs alive."""
 
     def __init__(self, name: str, whole: bool) -> None:
         self.name, self.whole, self.refilled = name, whole, 0
@@ -119,7 +119,7 @@ class _Record:
         return tensor
 
     def describe(self, tensor: Tensor) -> tuple[Any, ...]:
-        """Describes what both runs agree on: of a parameter, also its identity and version."""
+        """Describes what both runs must agree on: of a parameter, also its identity and version."""
         if not tensor.requires_grad:
             return tensor.shape, tensor.dtype, False
         base: Any = tensor._base if tensor._is_view() else tensor

@@ -1,6 +1,6 @@
 """The search for the largest size that fits: few analyses, and memory graphs computed between.
 
-The memory graphs of two sizes tell those of all others, as far as the same operators run
+The memory graphs of two sizes determine all others, as far as the same operators run
 (:mod:`fxmem.memory.interpolation`). So the allocator is simulated on computed graphs until the
 answer is known, and the step is analysed at the answer and at the next size to confirm both.
 """
@@ -27,12 +27,14 @@ from fxmem.planning.outcome import find_shortage
 from fxmem.planning.plan import Plan
 from fxmem.planning.planner import plan as find_plan
 from fxmem.planning.planner import transfer_plan
+from fxmem.planning.strategies.problem import Strategy
 from fxmem.units import format_bytes, resolve_bytes
 
-MARGIN = 0.02
-"""Share of the memory kept free: desktops, monitors and what no analysis counts take some."""
 MOST_ANALYSES = 6  # twice as many where the model refuses sizes that would fit
 _MOST_SIZE = 2**31
+
+Judge = Callable[..., str]
+"""Says why the step of an analysis does not fit with a plan, if any."""
 
 Shortage = Callable[[Analysis], str]
 """Says why the step of an analysis does not fit; the empty text where it does."""
@@ -41,16 +43,17 @@ Shortage = Callable[[Analysis], str]
 @read_files_once()
 def find_max_batch(
     model: nn.Module | str,
-    args: Any = (),
-    kwargs: Mapping[str, Any] | None = None,
+    args: Any,
+    kwargs: Mapping[str, Any] | None,
     *,
-    memory: str | float | None = None,
-    gpu: str | None = None,
-    axis: str | int | None = None,
-    multiple_of: int | None = None,
-    margin: str | float = MARGIN,
-    max_overhead: float | None = None,
-    time_limit_s: float | None = None,
+    memory: str | float | None,
+    gpu: str | None,
+    axis: str | int | None,
+    multiple_of: int | None,
+    margin: str | float,
+    max_overhead: float | None,
+    time_limit_s: float | None,
+    strategy: str | Strategy | None,
     **options: Any,
 ) -> MaxBatch:
     """Finds the largest size that fits: :func:`fxmem.max_batch`, whose arguments these are."""
@@ -85,53 +88,73 @@ def find_max_batch(
         return find_shortage(analysis, plan, memory_bytes, context_bytes, margin_bytes)
 
     lo, hi = find_largest(sizes, judge, judge)
-
-    def report(size: int, beyond: int | None, plans: Mapping[int, Plan] | None = None) -> MaxBatch:
-        fitting, failing = (sizes.analyses.get(each or 0) for each in (size, beyond))
-        plan, other = ((plans or {}).get(each or 0) for each in (size, beyond))
-        is_fit = fitting is not None and size > 0
-        cause = sizes.refused.get(beyond or 0, "")
-        return MaxBatch(
-            batch=size if is_fit else 0,
-            peak_bytes=(plan or fitting).peak_bytes if fitting and is_fit else None,
-            next_batch=beyond,
-            next_peak_bytes=(other or failing).peak_bytes if failing else None,
-            next_cause=judge(failing, other) if failing else cause,
-            multiple_of=sizes.unit,
-            axis=found.label,
-            memory_bytes=memory_bytes,
-            context_bytes=context_bytes,
-            margin_bytes=margin_bytes,
-            analyses=len(sizes.analyses),
-            setup=first.setup,
-            plan=plan,
-        )
-
-    alone = report(lo, hi)
+    common = {
+        "axis": found.label,
+        "memory_bytes": memory_bytes,
+        "context_bytes": context_bytes,
+        "margin_bytes": margin_bytes,
+        "setup": first.setup,
+    }
+    alone = _describe(sizes, judge, lo, hi, {}, common)
     if max_overhead is None:
         return alone
-    most = max_overhead
+    search = {"max_overhead": max_overhead, "time_limit_s": time_limit_s, "strategy": strategy}
+    size, beyond, plans = _find_planned(sizes, judge, lo, hi, search)
+    return replace(alone, planned=_describe(sizes, judge, size, beyond, plans, common))
+
+
+def _find_planned(
+    sizes: Sizes, judge: Judge, lo: int, hi: int | None, search: dict[str, Any]
+) -> tuple[int, int | None, dict[int, Plan]]:
+    """Finds the largest size that fits with a plan, like :func:`find_largest`, and the plans."""
     pool: list[Plan] = []
     plans: dict[int, Plan] = {}
 
     def search_plan(analysis: Analysis) -> Plan:
-        pool.append(find_plan(analysis, max_overhead=most, time_limit_s=time_limit_s))
+        pool.append(find_plan(analysis, **search))
         return pool[-1]
 
     def judge_planned(analysis: Analysis) -> str:
         size = next(s for s, each in sizes.analyses.items() if each is analysis)
         for known in reversed(pool):
             moved = transfer_plan(analysis, known)
-            if moved is not None and moved.overhead <= most and not judge(analysis, moved):
+            is_cheap = moved is not None and moved.overhead <= search["max_overhead"]
+            if moved is not None and is_cheap and not judge(analysis, moved):
                 plans[size] = moved
                 return ""
         plans[size] = search_plan(analysis)
         return judge(analysis, plans[size])
 
     # The plan for the batch that just fails is a good one for those near it.
-    search_plan(sizes.analyses.get(hi or 0) or sizes.analyses.get(lo, first))
+    search_plan(sizes.analyses.get(hi or 0) or sizes.analyses.get(lo, sizes.analyses[sizes.start]))
     planned = find_largest(sizes, judge_planned, lambda guess: judge(guess, pool[-1]), lo)
-    return replace(alone, planned=report(*planned, plans))
+    return *planned, plans
+
+
+def _describe(
+    sizes: Sizes,
+    judge: Judge,
+    size: int,
+    beyond: int | None,
+    plans: Mapping[int, Plan],
+    common: Mapping[str, Any],
+) -> MaxBatch:
+    """Describes the answer and the next size."""
+    fitting, failing = (sizes.analyses.get(each or 0) for each in (size, beyond))
+    plan, other = (plans.get(each or 0) for each in (size, beyond))
+    is_fit = fitting is not None and size > 0
+    cause = sizes.refused.get(beyond or 0, "")
+    return MaxBatch(
+        batch=size if is_fit else 0,
+        peak_bytes=(plan or fitting).peak_bytes if fitting and is_fit else None,
+        next_batch=beyond,
+        next_peak_bytes=(other or failing).peak_bytes if failing else None,
+        next_cause=judge(failing, other) if failing else cause,
+        multiple_of=sizes.unit,
+        analyses=len(sizes.analyses),
+        plan=plan,
+        **common,
+    )
 
 
 def resolve_margin(margin: str | float, memory_bytes: int) -> int:
@@ -160,7 +183,7 @@ def resolve_margin(margin: str | float, memory_bytes: int) -> int:
 
 @dataclass
 class Sizes:
-    """The sizes along an axis that were analysed, and those that the model refuses.
+    """The sizes along an axis that were analysed, and the ones that the model refuses.
 
     Attributes:
         make: Analyses the step of a size.
@@ -187,7 +210,7 @@ class Sizes:
         return self.analyses[size]
 
     def accepts(self, size: int) -> bool:
-        """Tells whether the model takes a size, which is then analysed."""
+        """Returns whether the model takes a size, which is then analysed."""
         if size not in self.analyses and size not in self.refused:
             try:
                 self.analyze(size)
@@ -203,7 +226,7 @@ class Sizes:
         self.unit = abs(next((d for d in steps if self.accepts(self.start + d)), 1))
 
     def interpolate(self, size: int) -> Analysis | None:
-        """Computes the analysis of a size from those of others, where they are alike."""
+        """Computes the analysis of a size from analyses of others, where they are alike."""
         alike: dict[Any, dict[int, Analysis]] = {}
         for at, analysis in self.analyses.items():
             alike.setdefault(describe_structure(analysis.graph), {})[at] = analysis
@@ -221,7 +244,7 @@ def find_largest(
 
     Args:
         sizes: The sizes that are known.
-        judge: Tells whether the step of an analysed size fits.
+        judge: Says why the step of an analysed size does not fit.
         guess: The same for a computed analysis.
         lo: A size that fits; 0 for none.
 

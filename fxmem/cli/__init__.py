@@ -26,8 +26,9 @@ from fxmem.cli import (
     run,
     verify,
 )
-from fxmem.cli.output import keep_stdout, write_line
+from fxmem.cli.output import EXIT_USAGE, keep_stdout, write_line
 from fxmem.errors import FxmemError, summarize_error
+from fxmem.plugins import load_plugins
 from fxmem.report.tables import escape_controls
 
 COMMANDS = {
@@ -44,7 +45,6 @@ COMMANDS = {
     "run": run,
     "doctor": doctor,
 }
-EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 _EPILOG = """\
@@ -95,15 +95,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             joined[-1] += f"={text}"
         else:
             joined.append(text)
+    load_plugins()
     parser = _build_parser()
     if joined and not joined[0].startswith("-") and joined[0] not in COMMANDS:
         write_line(_explain_command(joined[0]))
         return EXIT_USAGE
-    arguments, unknown = parser.parse_known_args(joined)
-    if unknown:
-        write_line(_explain_unknown(unknown, arguments.parser))
-        return EXIT_USAGE
+    arguments = argparse.Namespace(debug=False)
     try:
+        arguments, unknown = parser.parse_known_args(joined)
+        if unknown:
+            write_line(_explain_unknown(unknown, arguments.parser))
+            return EXIT_USAGE
         with keep_stdout():
             code: int = arguments.run(arguments)
         return code
@@ -149,7 +151,7 @@ def _explain_unknown(unknown: list[str], parser: argparse.ArgumentParser) -> str
 def _build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="fxmem",
-        description="Tells how much memory a PyTorch training step takes, and plans for less.",
+        description="Predicts the memory of a PyTorch training step, and plans for less.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

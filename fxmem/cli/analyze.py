@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import TYPE_CHECKING, Any
 
-from fxmem.cli.output import check_output, choose_width, write_line, write_output
+from fxmem.cli.output import (
+    EXIT_FINDING,
+    add_output_options,
+    choose_format,
+    write_line,
+    write_result,
+)
 from fxmem.cli.progress import show_progress
 from fxmem.cli.step import (
     TARGET_HELP,
     add_command,
     add_step_options,
     analyze_step,
-    parse_budget,
     parse_step,
 )
 from fxmem.errors import UsageError
-from fxmem.report.formats import FORMATS
-from fxmem.report.module_table import DEPTH, write_modules
-from fxmem.report.tables import Table
+from fxmem.report.module_table import DEPTH
 from fxmem.units import format_bytes
 
 if TYPE_CHECKING:
     from fxmem.analysis import Analysis
-
-EXIT_OVER_BUDGET = 1
 
 _DESCRIPTION = f"""\
 Runs one training step of the model on fake tensors (which take no memory) and
@@ -45,11 +45,11 @@ cannot be loaded or traced
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command to the parser of ``fxmem``."""
+    """Adds the command."""
     help = "the peak of one step and what is alive there"
     parser = add_command(commands, "analyze", run_analyze, help, _DESCRIPTION, _EPILOG)
     add_step_options(parser)
-    output = add_result_options(parser, "write to FILE instead of stdout")
+    output = add_step_output(parser)
     output.add_argument("--nodes", action="store_true", help="add a table of all nodes")
     output.add_argument("--modules", action="store_true", help="add a table of the modules")
     output.add_argument(
@@ -57,12 +57,11 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     )
 
 
-def add_result_options(parser: argparse.ArgumentParser, file_help: str) -> argparse._ArgumentGroup:
-    """Adds the options of a report on a step, with a help for its file."""
-    output = parser.add_argument_group("the result")
-    output.add_argument("--budget", metavar="SIZE", help="exit 1 if the peak is over it, e.g. 8GiB")
-    output.add_argument("--json", action="store_true", help="everything, as JSON")
-    output.add_argument("-o", "--output", metavar="FILE", help=file_help)
+def add_step_output(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Adds the options of a report on a step."""
+    output = add_output_options(
+        parser, budget="exit 1 if the peak is over it, e.g. 8GiB", has_step=True
+    )
     output.add_argument(
         "--top",
         type=int,
@@ -70,52 +69,24 @@ def add_result_options(parser: argparse.ArgumentParser, file_help: str) -> argpa
         metavar="N",
         help="storages to list at the peak (default: %(default)s)",
     )
-    output.add_argument("--debug", action="store_true", help="show tracebacks")
     return output
 
 
 def run_analyze(arguments: argparse.Namespace) -> int:
-    """Analyses a target and writes the result.
-
-    Returns:
-        The exit code: 0, or 1 where the peak is over the budget, or the step does not fit the GPU.
-
-    Raises:
-        FxmemError: Bad usage, or a model that cannot be loaded or traced.
-    """
-    # Mistakes in the arguments are reported before torch is imported and the model is run.
+    """Analyses a target and writes the result."""
     step = parse_step(arguments)
-    budget_bytes = None if arguments.budget is None else parse_budget(arguments.budget)
     if arguments.top < 0:
         raise UsageError(f"--top must be 0 or more, got {arguments.top}")
     if arguments.depth is not None and (arguments.depth < 1 or not arguments.modules):
         cause = "must be 1 or more" if arguments.modules else "is for the table of --modules"
         raise UsageError(f"--depth {cause}", hint="--modules --depth 2")
-    check_output(arguments.output)
-    suffix = os.path.splitext(arguments.output or "")[1].lower()
-    if any(suffix in entry.suffixes for entry in FORMATS.values()):
-        raise UsageError(
-            f"fxmem analyze writes text or JSON, not {suffix}",
-            hint=f"fxmem render {arguments.target} -o {arguments.output} does, with this step",
-        )
+    kind = choose_format(arguments)
     with show_progress(f"analysing {arguments.target}"):
         analysis = analyze_step(step)
-        if arguments.json:
-            text = f"{analysis.to_json(indent=2)}\n"
-        else:
-            from fxmem.report.document import build_document
-            from fxmem.report.text import render_text
-
-            width = choose_width(arguments.output)
-            document = build_document(analysis)
-            modules: str | Table = ""
-            if arguments.modules:
-                name, depth = analysis.setup.model, arguments.depth or DEPTH
-                modules = write_modules(analysis.modules, name, depth, width)
-            shown = {"top": arguments.top, "nodes": arguments.nodes, "modules": modules}
-            text = render_text(document, **shown, width=width)
-    write_output(text, arguments.output)
-    return check_fit(analysis, budget_bytes)
+        depth = (arguments.depth or DEPTH) if arguments.modules else None
+        shown = {"top": arguments.top, "nodes": arguments.nodes, "depth": depth}
+        write_result(analysis, kind, arguments.output, **shown)
+    return check_fit(analysis, arguments.budget)
 
 
 def check_fit(analysis: Analysis, budget_bytes: int | None) -> int:
@@ -125,7 +96,7 @@ def check_fit(analysis: Analysis, budget_bytes: int | None) -> int:
         peak, budget = format_bytes(peak_bytes), format_bytes(budget_bytes)
         over = format_bytes(peak_bytes - budget_bytes)
         write_line(f"fxmem: over budget: the peak of {peak} is {over} over {budget}")
-        code = EXIT_OVER_BUDGET
+        code = EXIT_FINDING
     if analysis.gpu is not None and ran_out is not None:
         verb = "does" if ran_out.is_certain else "may"
         cause = f"not fit {analysis.gpu.name}: {ran_out.cause}"
@@ -133,5 +104,5 @@ def check_fit(analysis: Analysis, budget_bytes: int | None) -> int:
             write_line(f"fxmem: eager would {cause}; the script compiles")
             return code
         write_line(f"fxmem: the step {verb} {cause}")
-        code = EXIT_OVER_BUDGET
+        code = EXIT_FINDING
     return code

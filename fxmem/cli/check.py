@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from fxmem.cli.configuration import FILE, Check, read_checks
-from fxmem.cli.diff import add_format_options
-from fxmem.cli.output import check_output, choose_width, write_output
+from fxmem.cli.diff import add_format_options, choose_kind
+from fxmem.cli.output import EXIT_FINDING, EXIT_USAGE, write_result
 from fxmem.cli.progress import show_progress
 from fxmem.cli.revisions import find_root
 from fxmem.cli.step import add_command, analyze_step
 from fxmem.comparison.changes import find_guilty_line, match_storages
 from fxmem.comparison.footprints import Footprint, read_footprint
-from fxmem.comparison.texts import list_storages, write_report
+from fxmem.comparison.texts import list_storages
 from fxmem.errors import FxmemError
 from fxmem.graph import SourceLocation
-from fxmem.report.tables import Table
+from fxmem.report.blocks import Block, Heading, Paragraph
+from fxmem.report.result import Report
+from fxmem.report.tables import Bytes, Cell, Table
 from fxmem.report.text import write_headline
 from fxmem.units import format_bytes
 
-EXIT_OVER_BUDGET, EXIT_FAILED = 1, 2
 SCHEMA_VERSION = 1
 _TOP = 10
 
 _DESCRIPTION = f"""\
-Analyses the steps that the nearest {FILE} lists, and reports those that do not keep their
+Analyses the steps that the nearest {FILE} lists, and reports the ones over their
 budgets.
 
   [tool.fxmem]
@@ -40,7 +40,7 @@ budgets.
   input = ["4x512:int64"]
   budget = "8GiB"
 
-Keys are the options of fxmem analyze; those of [tool.fxmem] hold for all checks."""
+Keys are the options of fxmem analyze. Keys of [tool.fxmem] itself hold for all checks."""
 _EPILOG = """\
 exit codes: 0 fine, 1 a step is over its budget or does not fit its GPU, 2 bad usage or a model
 that cannot be loaded or traced
@@ -49,28 +49,16 @@ that cannot be loaded or traced
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is wrong with a step.
-
-    Attributes:
-        rule: ``"over-budget"``, ``"does-not-fit"`` or ``"not-analysed"``.
-        message: One or more sentences.
-        source: The line that takes most, its file relative to the repository; None if unknown.
-    """
+    """A problem of a step: ``over-budget``, ``does-not-fit`` or ``not-analysed``."""
 
     rule: str
-    message: str
-    source: SourceLocation | None = None
+    message: str  # one or more sentences
+    source: SourceLocation | None = None  # the line that takes most, relative to the repository
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """The outcome of a check.
-
-    Attributes:
-        check: The check.
-        peak: The peak of the step; None where it could not be analysed.
-        verdict: What is wrong with it, if anything.
-    """
+class Outcome:
+    """A check, the peak of its step if that could be analysed, and what is wrong with it."""
 
     check: Check
     peak: Footprint | None
@@ -78,27 +66,19 @@ class Result:
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command to the parser of ``fxmem``."""
+    """Adds the command."""
     help = f"whether the steps that {FILE} lists keep their budgets"
     parser = add_command(commands, "check", run_check, help, _DESCRIPTION, _EPILOG)
     parser.add_argument("-q", "--quiet", action="store_true", help="show failures alone")
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="list the largest storages of every step"
     )
-    add_format_options(parser.add_argument_group("the result"))
+    add_format_options(parser)
 
 
 def run_check(arguments: argparse.Namespace) -> int:
-    """Runs the checks of a project and writes what they find.
-
-    Returns:
-        The exit code: 0; 1 where a step is over its budget or does not fit its GPU; 2 where one
-        could not be analysed.
-
-    Raises:
-        UsageError: There are no checks, or a mistake in them.
-    """
-    check_output(arguments.output)
+    """Runs the checks of a project and writes what they find."""
+    kind = choose_kind(arguments)
     output = arguments.output and os.path.abspath(arguments.output)
     started_in = os.getcwd()
     project, checks = read_checks(started_in)
@@ -108,36 +88,30 @@ def run_check(arguments: argparse.Namespace) -> int:
     finally:
         os.chdir(started_in)
     verdicts = [result.verdict for result in results if result.verdict is not None]
-    if arguments.format == "json":
-        values = {"schema_version": SCHEMA_VERSION, "checks": [*map(_list_values, results)]}
-        text = f"{json.dumps(values, indent=2)}\n"
-    else:
-        is_markdown = arguments.format == "markdown"
-        width = None if is_markdown else choose_width(output)
-        shown = [r for r in results if r.verdict is not None or not arguments.quiet]
-        count = f"{len(results)} check{'s' if len(results) > 1 else ''}"
-        title = f"{len(verdicts)} of {count} failed" if verdicts else f"{count} passed"
-        tables = [*_list_tables(shown, arguments.verbose)]
-        text = write_report(title, [], tables, width=width, markdown=is_markdown) if shown else ""
-    write_output(text, output)
+    count = f"{len(results)} check{'s' if len(results) > 1 else ''}"
+    title = f"{len(verdicts)} of {count} failed" if verdicts else f"{count} passed"
+    shown = [result for result in results if result.verdict is not None or not arguments.quiet]
+    head = [Heading(title)] if shown else []
+    values = {"schema_version": SCHEMA_VERSION, "checks": [*map(_list_values, results)]}
+    write_result(Report([*head, *_list_blocks(shown, arguments.verbose)], values), kind, output)
     if any(verdict.rule == "not-analysed" for verdict in verdicts):
-        return EXIT_FAILED
-    return EXIT_OVER_BUDGET if verdicts else 0
+        return EXIT_USAGE
+    return EXIT_FINDING if verdicts else 0
 
 
-def _run_one(check: Check, root: str) -> Result:
+def _run_one(check: Check, root: str) -> Outcome:
     try:
         with show_progress(f"checking {check.name}"):
             report = analyze_step(check.step).to_dict()
     except FxmemError as error:
-        return Result(check, None, Verdict("not-analysed", f"{check.name}: {error}"))
+        return Outcome(check, None, Verdict("not-analysed", f"{check.name}: {error}"))
     peak = read_footprint(report, root)
     problems = _judge(check, peak)
     if not problems:
-        return Result(check, peak)
+        return Outcome(check, peak)
     message = f"{check.name}: {write_headline(peak.headline)}, {', '.join(problems.values())}"
     line = find_guilty_line(match_storages((), peak.live))
-    return Result(check, peak, Verdict(next(iter(problems)), message, line))
+    return Outcome(check, peak, Verdict(next(iter(problems)), message, line))
 
 
 def _judge(check: Check, peak: Footprint) -> dict[str, str]:
@@ -151,8 +125,8 @@ def _judge(check: Check, peak: Footprint) -> dict[str, str]:
     return problems
 
 
-def _list_tables(results: Sequence[Result], is_verbose: bool) -> Iterator[Table]:
-    rows = []
+def _list_blocks(results: Sequence[Outcome], is_verbose: bool) -> Iterator[Block]:
+    rows: list[Sequence[Cell]] = []
     for result in results:
         budget, peak = result.check.budget_bytes, result.peak
         verdict, outcome = result.verdict, "ok"
@@ -160,19 +134,19 @@ def _list_tables(results: Sequence[Result], is_verbose: bool) -> Iterator[Table]
             where = f", {verdict.source}" if verdict.source else ""
             outcome = f"{verdict.rule.replace('-', ' ')}{where}"
         sizes = [None if peak is None else peak.peak_bytes, budget]
-        texts = ("" if size is None else format_bytes(size) for size in sizes)
-        rows.append((result.check.name, *texts, outcome))
-    yield Table(["check", "peak", "budget", "result"], rows)
+        shown = ("" if size is None else Bytes(size) for size in sizes)
+        rows.append((result.check.name, *shown, outcome))
+    yield Table(["check", "peak", "budget", "result"], rows, ["peak", "budget"], ["check"])
     for result in results:
         title = result.verdict.message if result.verdict is not None else ""
         if result.peak is None:
-            yield Table([], [], title=title)
+            yield Paragraph([title])
         elif title or is_verbose:
             name = f"{result.check.name}: {write_headline(result.peak.headline)}"
             yield list_storages(result.peak, _TOP, title=title or name)
 
 
-def _list_values(result: Result) -> dict[str, Any]:
+def _list_values(result: Outcome) -> dict[str, Any]:
     peak = result.peak
     return {
         "name": result.check.name,

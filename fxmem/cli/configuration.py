@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fxmem.cli.step import StepChoice, add_step_options, parse_budget, parse_step, write_options
+from fxmem.cli.output import parse_budget
+from fxmem.cli.step import StepChoice, add_step_options, parse_step, write_options
 from fxmem.errors import UsageError
 
 if sys.version_info >= (3, 11):
@@ -65,7 +66,7 @@ def read_checks(folder: str) -> tuple[str, list[Check]]:
         raise UsageError(f"{FILE}: tool.fxmem.checks lists no checks", hint=_EXAMPLE)
     parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
     add_step_options(parser)
-    parser.add_argument("--budget")
+    parser.add_argument("--budget", type=parse_budget)
     checks: list[Check] = []
     for number, entry in enumerate(entries, 1):
         place = f"{FILE}: tool.fxmem.checks[{number}]"
@@ -113,14 +114,11 @@ def _read_check(
             raise UsageError(f"{key} takes one value, got {value!r}")
         arguments[key] = write_options({f"--{key}": value})
         try:
-            parsed = parser.parse_args([target, *arguments[key]])
-            parse_step(parsed)
-            budget_bytes = None if parsed.budget is None else parse_budget(parsed.budget)
+            parse_step(parser.parse_args([target, *arguments[key]]))
         except argparse.ArgumentError as error:
             raise UsageError(f"{key}: {error.message}") from None
         except UsageError as error:
             raise UsageError(f"{key}: {error.cause}", hint=error.hint) from None
     given = [text for texts in arguments.values() for text in texts]
     parsed = parser.parse_args([target, *given])
-    budget_bytes = None if parsed.budget is None else parse_budget(parsed.budget)
-    return Check(str(name), parse_step(parsed), budget_bytes)
+    return Check(str(name), parse_step(parsed), parsed.budget)

@@ -6,7 +6,15 @@ import argparse
 import os
 from typing import Any
 
-from fxmem.cli.output import check_output, choose_width, read_text, write_line, write_output
+from fxmem.cli.output import (
+    EXIT_FINDING,
+    add_output_options,
+    check_output,
+    choose_format,
+    read_text,
+    write_line,
+    write_result,
+)
 from fxmem.cli.progress import show_progress
 from fxmem.cli.revisions import analyze_revision, find_root
 from fxmem.cli.step import (
@@ -22,8 +30,6 @@ from fxmem.comparison.footprints import read_footprint
 from fxmem.errors import UsageError
 from fxmem.report.json_report import parse_report
 from fxmem.units import format_bytes
-
-EXIT_GROWN = 1
 
 _DESCRIPTION = f"""\
 Compares the peaks of two steps: their totals, and the modules and storages that grew, with
@@ -46,7 +52,7 @@ cannot be loaded or traced
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command to the parser of ``fxmem``."""
+    """Adds the command."""
     help = "what grew between two reports, or since a revision"
     parser = add_command(commands, "diff", run_diff, help, _DESCRIPTION, _EPILOG)
     parser.usage = _USAGE
@@ -54,7 +60,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     step_actions = [a for a in parser._actions if a.option_strings and a.dest != "help"]
     parser.set_defaults(step_actions=step_actions)
     parser.add_argument("after", metavar="AFTER", nargs="?", help="the report to compare with")
-    result = parser.add_argument_group("the result")
+    result = add_format_options(parser)
     result.add_argument(
         "--git",
         metavar="REVISION",
@@ -63,47 +69,39 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     result.add_argument(
         "--fail-above", metavar="GROWTH", help="exit 1 if the peak grows by more: 2%% or 100MiB"
     )
-    add_format_options(result)
 
 
-def add_format_options(group: argparse._ArgumentGroup) -> None:
-    """Adds the formats of the result."""
+def add_format_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Adds the options of a result that CI reads."""
+    group = add_output_options(parser)
     group.add_argument(
         "--format",
         choices=["text", "json", "markdown"],
-        default="text",
-        help="text, json or markdown (default: %(default)s)",
+        help="text, json or markdown (default: by FILE, else text)",
     )
-    group.add_argument("-o", "--output", metavar="FILE", help="write to FILE instead of stdout")
-    group.add_argument("--debug", action="store_true", help="show tracebacks")
+    return group
+
+
+def choose_kind(arguments: argparse.Namespace) -> str:
+    """Chooses the format of a result by ``--format``, else as all commands do."""
+    check_output(arguments.output)
+    kinds = {"text": "txt", "json": "json", "markdown": "md"}
+    return kinds.get(arguments.format) or choose_format(arguments)
 
 
 def run_diff(arguments: argparse.Namespace) -> int:
-    """Compares two steps and writes the result.
-
-    Returns:
-        The exit code: 0, or 1 where the peak grows by more than ``--fail-above``.
-
-    Raises:
-        FxmemError: Bad usage, or a model that cannot be loaded or traced.
-    """
+    """Compares two steps and writes the result."""
     if arguments.fail_above is not None:
         measure_allowance(arguments.fail_above, 0)
-    check_output(arguments.output)
+    kind = choose_kind(arguments)
     comparison = (_compare_with_revision if arguments.git else _compare_reports)(arguments)
     before, growth = comparison.before.peak_bytes, comparison.growth_bytes
     limit = arguments.fail_above
     fails = limit is not None and growth > measure_allowance(limit, before)
-    if arguments.format == "json":
-        text = f"{comparison.to_json(indent=2)}\n"
-    else:
-        is_markdown = arguments.format == "markdown"
-        width = None if is_markdown else choose_width(arguments.output)
-        text = comparison.to_text(width=width, markdown=is_markdown)
-    write_output(text, arguments.output)
+    write_result(comparison, kind, arguments.output)
     if fails:
         write_line(f"fxmem: the peak grows by {format_bytes(growth)}, more than {limit}")
-    return EXIT_GROWN if fails else 0
+    return EXIT_FINDING if fails else 0
 
 
 def _compare_with_revision(arguments: argparse.Namespace) -> Comparison:

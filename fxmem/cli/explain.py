@@ -10,12 +10,15 @@ from fxmem.cli.output import check_output, choose_width, write_output
 from fxmem.cli.progress import show_progress
 from fxmem.cli.step import TARGET_HELP, add_command, add_step_options, analyze_step, parse_step
 from fxmem.errors import UsageError
+from fxmem.finding import TEXTS, explain_code
+from fxmem.report.blocks import render_text
+from fxmem.report.explanation import explain_storage
 from fxmem.report.tables import wrap
 
 _DESCRIPTION = f"""\
 With the code of a finding, such as FX101, explains it: why memory is taken, and the code before
-and after. With a TARGET and a NODE, tells why that node's result or that storage is alive at the
-peak: which line made it, what saved it, what holds it, and when it is freed.
+and after. With a TARGET and a NODE, explains why that node's result or that storage is alive at
+the peak: the line that made it, what saved and what holds it, and when it is freed.
 
 {TARGET_HELP}"""
 _EPILOG = """\
@@ -29,7 +32,7 @@ exit codes: 0 fine, 2 bad usage, or a model that cannot be loaded or traced
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command to the parser of ``fxmem``."""
+    """Adds the command."""
     help = "a finding, or why a storage is alive at the peak"
     parser = add_command(commands, "explain", run_explain, help, _DESCRIPTION, _EPILOG)
     add_step_options(parser, checks_fit=False)
@@ -40,17 +43,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def run_explain(arguments: argparse.Namespace) -> int:
-    """Writes the text on a code, or analyses a target and explains a storage.
-
-    Returns:
-        The exit code: 0.
-
-    Raises:
-        FxmemError: Bad usage, or a model that cannot be loaded or traced.
-    """
-    if re.fullmatch(r"(?i)fx\d*", arguments.target):
-        from fxmem.advice.finding import explain_code
-
+    """Writes the text on a code, or analyses a target and explains a storage."""
+    if re.fullmatch(r"(?i)fx\d*", arguments.target) or arguments.target.upper() in TEXTS:
         write_output(_wrap_markdown(explain_code(arguments.target), choose_width(None)), None)
         return 0
     if arguments.node is None:
@@ -62,10 +56,8 @@ def run_explain(arguments: argparse.Namespace) -> int:
     check_output(None)
     with show_progress(f"analysing {arguments.target}"):
         analysis = analyze_step(step)
-        from fxmem.report.explanation_text import render_explanation
-
-        text = render_explanation(analysis, arguments.node, width=choose_width(None))
-    write_output(text, None)
+        blocks = explain_storage(analysis, arguments.node)
+    write_output(render_text(blocks, choose_width(None)), None)
     return 0
 
 

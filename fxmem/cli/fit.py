@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from fxmem.cli.output import check_output, choose_width, write_line, write_output
+from fxmem.cli.output import (
+    EXIT_FINDING,
+    add_output_options,
+    choose_format,
+    write_line,
+    write_result,
+)
 from fxmem.cli.progress import show_progress
 from fxmem.cli.step import TARGET_HELP, add_command, add_step_options, parse_step, run_user_code
 from fxmem.errors import UsageError
 
-EXIT_NONE_FITS = 1
-
 _DESCRIPTION = f"""\
-Finds the meshes of so many GPUs that the step of one rank fits, and the knobs that it takes there:
+Searches device meshes and settings with which one rank's step fits the GPU:
 activation checkpointing, resharding, offloading, sharded optimizer state. --input is the batch of
 one rank. Without --parallelize, fully_shard and DistributedDataParallel are compared.
 
@@ -30,7 +34,7 @@ exit codes: 0 something fits, 1 nothing does, 2 bad usage or a model that cannot
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command to the parser of ``fxmem``."""
+    """Adds the command."""
     help = "the meshes of GPUs, and the knobs, that fit"
     parser = add_command(commands, "fit", run_fit, help, _DESCRIPTION, _EPILOG)
     add_step_options(parser, checks_fit=False, has_layout=False)
@@ -48,8 +52,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     group.add_argument(
         "--parallelize",
         metavar="TARGET",
-        help="file.py:function of the model and the mesh, which lays the one out on the other; or "
-        "fsdp or ddp alone (default: both)",
+        help="file.py:function(model, mesh) that parallelizes the model; or fsdp or ddp alone "
+        "(default: both)",
     )
     group.add_argument(
         "--mesh",
@@ -64,29 +68,18 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         "under ddp autocast (default: none)",
     )
     parser.set_defaults(rank="0", fsdp=None, ddp=None)
-    output = parser.add_argument_group("the result")
-    output.add_argument("--json", action="store_true", help="all rows, as JSON")
-    output.add_argument("-o", "--output", metavar="FILE", help="write to FILE instead of stdout")
-    output.add_argument("--debug", action="store_true", help="show tracebacks")
+    add_output_options(parser)
 
 
 def run_fit(arguments: argparse.Namespace) -> int:
-    """Finds what fits and writes it.
-
-    Returns:
-        The exit code: 0, or 1 where nothing fits.
-
-    Raises:
-        FxmemError: Bad usage, or a model that cannot be loaded or traced.
-    """
+    """Finds what fits and writes it."""
     if arguments.gpu is None:
         raise UsageError("no GPU is given", hint="--gpu h100")
     step = parse_step(arguments)
     step.options.pop("rank")
-    check_output(arguments.output)
+    kind = choose_format(arguments)
     with show_progress(f"fitting {arguments.target}"), run_user_code(step.target):
         from fxmem.api import fit
-        from fxmem.report.notebook import write_text
 
         found = fit(
             step.target,
@@ -97,10 +90,8 @@ def run_fit(arguments: argparse.Namespace) -> int:
             mixed_precision=arguments.mixed_precision,
             **step.options,
         )
-    width = choose_width(arguments.output)
-    text = found.to_json(indent=2) if arguments.json else write_text(found, width)
-    write_output(f"{text}\n", arguments.output)
+    write_result(found, kind, arguments.output)
     if found.best is not None:
         return 0
     write_line(f"fxmem: nothing was found that fits {found.gpus} x {found.gpu}")
-    return EXIT_NONE_FITS
+    return EXIT_FINDING

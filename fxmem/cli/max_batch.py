@@ -5,18 +5,24 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import json
 import re
 from typing import Any
 
-from fxmem.batching.record import MaxBatch
-from fxmem.cli.output import check_output, choose_width, write_line, write_output
+from fxmem.batching.record import report_max_batches
+from fxmem.cli.output import (
+    EXIT_FINDING,
+    add_output_options,
+    choose_format,
+    parse_budget,
+    write_line,
+    write_result,
+)
 from fxmem.cli.progress import show_progress
 from fxmem.cli.step import (
     TARGET_HELP,
     add_command,
     add_step_options,
-    parse_budget,
+    add_strategy_option,
     parse_share,
     parse_step,
     run_user_code,
@@ -24,7 +30,6 @@ from fxmem.cli.step import (
 from fxmem.errors import UsageError
 from fxmem.units import format_bytes
 
-EXIT_NONE_FITS = 1
 _LISTS = ("dtype", "autocast", "optimizer")
 _COMMA = re.compile(r",(?![^(]*\))")  # not between parentheses
 
@@ -49,13 +54,16 @@ or traced
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command to the parser of ``fxmem``."""
+    """Adds the command."""
     help = "the largest batch that fits a GPU or a memory"
     parser = add_command(commands, "max-batch", run_max_batch, help, _DESCRIPTION, _EPILOG)
     add_step_options(parser, checks_fit=False)
     limit = parser.add_argument_group("what is to fit")
     limit.add_argument(
-        "--memory", metavar="SIZE", help="the device's memory, e.g. 24GiB (default: the --gpu's)"
+        "--memory",
+        type=parse_budget,
+        metavar="SIZE",
+        help="the device's memory, e.g. 24GiB (default: the --gpu's)",
     )
     limit.add_argument(
         "--margin",
@@ -81,33 +89,25 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     limit.add_argument(
         "--time-limit", type=float, metavar="SECONDS", help="stop each search of a plan then"
     )
-    output = parser.add_argument_group("the result")
-    output.add_argument("--json", action="store_true", help="the answer, or all of them, as JSON")
-    output.add_argument("--debug", action="store_true", help="show tracebacks")
+    add_strategy_option(limit)
+    add_output_options(parser)
 
 
 def run_max_batch(arguments: argparse.Namespace) -> int:
-    """Finds the largest size and writes it, or a table for several settings.
-
-    Returns:
-        The exit code: 0, or 1 where no size fits.
-
-    Raises:
-        FxmemError: Bad usage, or a model that cannot be loaded or traced.
-    """
+    """Finds the largest size and writes it, or a table for several settings."""
     if arguments.gpu is None and arguments.memory is None:
         raise UsageError("no memory is given", hint="--gpu rtx4090, or --memory 24GiB")
-    memory_bytes = None if arguments.memory is None else parse_budget(arguments.memory)
     share = arguments.max_overhead
     limits = {
-        "memory": memory_bytes,
+        "memory": arguments.memory,
         "axis": arguments.axis,
         "multiple_of": arguments.multiple_of,
         "margin": _parse_margin(arguments.margin),
         "max_overhead": None if share is None else parse_share(share, "--max-overhead"),
         "time_limit_s": arguments.time_limit,
+        "strategy": arguments.strategy,
     }
-    check_output(None)
+    kind = choose_format(arguments)
     texts = {name: _COMMA.split(getattr(arguments, name) or "none") for name in _LISTS}
     settings = [dict(zip(texts, each, strict=True)) for each in itertools.product(*texts.values())]
     steps = []
@@ -127,26 +127,12 @@ def run_max_batch(arguments: argparse.Namespace) -> int:
                 stack.enter_context(read_files_once())
                 one = max_batch(step.target, step.args, step.kwargs, **step.options, **limits)
             found.append((names, one))
-    write_output(_write(found, arguments.json), None)
+    write_result(report_max_batches(found) if varied else found[0][1], kind, arguments.output)
     if any(each.batch or (each.planned and each.planned.batch) for _, each in found):
         return 0
     memory = format_bytes(found[0][1].memory_bytes)
     write_line(f"fxmem: no size fits {memory}: {found[0][1].next_cause}")
-    return EXIT_NONE_FITS
-
-
-def _write(found: list[tuple[dict[str, str], MaxBatch]], as_json: bool) -> str:
-    from fxmem.report.batch_text import render_max_batches
-    from fxmem.report.notebook import write_text
-
-    is_table = bool(found[0][0])
-    if as_json:
-        values = [{**names, **each.to_dict()} for names, each in found]
-        return json.dumps(values if is_table else values[0], indent=2) + "\n"
-    width = choose_width(None)
-    if is_table:
-        return render_max_batches(found, width=width)
-    return f"{write_text(found[0][1], width)}\n"
+    return EXIT_FINDING
 
 
 def _parse_margin(text: str) -> str | float:

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import ctypes
 import os
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from fxmem.errors import UsageError
+from fxmem.report.formats import FORMATS, RenderOptions, encode, find_format, find_view, render
+from fxmem.units import parse_bytes
 
 if TYPE_CHECKING:
     from fxmem.planning.plan import Plan
+    from fxmem.report.result import Result
 
+EXIT_FINDING, EXIT_USAGE = 1, 2
 _LEAST_WIDTH = 60
+_LEAST_BUDGET_BYTES = 1 << 20
+"""A number without a unit that is smaller is one whose unit was forgotten."""
 
 
 def choose_width(path: str | None) -> int | None:
     """Chooses the columns that the tables of a result take; None for no limit.
 
-    Those of the environment variable COLUMNS, else those of the terminal, and at least 60. A file
+    The environment variable COLUMNS, else the width of the terminal, and at least 60. A file
     (``path``) and a pipe have no width: a search or an editor needs whole names.
     """
     given = os.environ.get("COLUMNS", "")
@@ -29,6 +36,62 @@ def choose_width(path: str | None) -> int | None:
         return None
     columns = int(given) if is_given else os.get_terminal_size(sys.stdout.fileno()).columns
     return max(columns, _LEAST_WIDTH)
+
+
+def parse_budget(text: str) -> int:
+    """Reads a budget in bytes.
+
+    Raises:
+        UsageError: It is no size, or so small that its unit was forgotten.
+    """
+    budget_bytes = parse_bytes(text)
+    if text.strip().isdecimal() and budget_bytes < _LEAST_BUDGET_BYTES:
+        raise UsageError(
+            f"a budget of {text.strip()} is {budget_bytes} bytes",
+            hint=f"{text.strip()}GiB? {text.strip()}B if bytes are meant",
+        )
+    return budget_bytes
+
+
+def add_output_options(
+    parser: argparse.ArgumentParser, *, budget: str = "", has_step: bool = False
+) -> argparse._ArgumentGroup:
+    """Adds the options of a result, with a help for its budget; ``has_step`` for pictures."""
+    group = parser.add_argument_group("the result")
+    if budget:
+        group.add_argument("--budget", type=parse_budget, metavar="SIZE", help=budget)
+    group.add_argument("--json", action="store_true", help="everything, as JSON")
+    what = "a report, a picture, a page or a snapshot" if has_step else "a report"
+    help = f"write {what} to FILE, by its suffix: .txt, .md, .csv, .json, .html"
+    group.add_argument("-o", "--output", metavar="FILE", help=help + ", .svg, ..." * has_step)
+    group.add_argument("--debug", action="store_true", help="show tracebacks")
+    parser.set_defaults(has_step=has_step)
+    return group
+
+
+def choose_format(arguments: argparse.Namespace) -> str:
+    """Chooses the format of a result, and checks that it could be written, before the work.
+
+    Raises:
+        UsageError: It could not.
+    """
+    path = arguments.output
+    check_output(path)
+    suffixes = tuple(suffix for entry in FORMATS.values() for suffix in entry.suffixes)
+    if arguments.json or path is None or not path.lower().endswith(suffixes):
+        return "json" if arguments.json else "txt"
+    kind = find_format(path)
+    if not (arguments.has_step or FORMATS[kind].is_report):
+        reports = ", ".join(entry.suffixes[0] for entry in FORMATS.values() if entry.is_report)
+        raise UsageError(f"this is not written as {kind}", hint=f"use {reports}")
+    find_view(kind, RenderOptions())
+    return kind
+
+
+def write_result(result: Result, kind: str, path: str | None, **shown: Any) -> None:
+    """Writes a result in a format to a file or to stdout; ``shown`` goes to ``list_blocks``."""
+    options = RenderOptions(shown=shown, width=choose_width(path))
+    write_output(render(result, kind, options), path)
 
 
 @contextlib.contextmanager
@@ -59,11 +122,10 @@ def write_output(result: str | bytes, path: str | None) -> None:
     Raises:
         UsageError: It cannot be written.
     """
-    data = result if isinstance(result, bytes) else result.encode("utf-8", "backslashreplace")
     try:
         if path is not None:
             with open(path, "wb") as file:
-                file.write(data)
+                file.write(encode(result))
             return
         stream = sys.stdout
         if hasattr(stream, "reconfigure"):  # its encoding may lack the characters of a name

@@ -5,7 +5,13 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from fxmem.cli.output import check_output, choose_width, write_line, write_output
+from fxmem.cli.output import (
+    EXIT_FINDING,
+    add_output_options,
+    choose_format,
+    write_line,
+    write_result,
+)
 from fxmem.cli.progress import show_progress
 from fxmem.cli.step import (
     TARGET_HELP,
@@ -13,7 +19,6 @@ from fxmem.cli.step import (
     add_gpu_options,
     add_input_option,
     add_training_options,
-    parse_budget,
     parse_inputs,
     parse_size_hint,
     run_user_code,
@@ -21,8 +26,6 @@ from fxmem.cli.step import (
 from fxmem.parallelism.layout import parse_mesh
 from fxmem.specs import parse_dtype
 from fxmem.units import format_bytes
-
-EXIT_OVER_BUDGET = 1
 
 _DESCRIPTION = f"""\
 Records each rank of a pipeline in turn, as PyTorch's own stages and schedule run it: the peak of
@@ -42,7 +45,7 @@ cannot be loaded or traced
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command to the parser of ``fxmem``."""
+    """Adds the command."""
     help = "the memory of each rank of a pipeline"
     parser = add_command(commands, "pipeline", run_pipeline, help, _DESCRIPTION, _EPILOG)
     parser.add_argument("target", metavar="TARGET", help="the stages: module_or_file:name")
@@ -86,34 +89,21 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     layout.add_argument(
         "--parallelize",
         metavar="TARGET",
-        help="file.py:function of a stage and the mesh, which lays the one out on the other",
+        help="file.py:function(stage, mesh) that parallelizes a stage",
     )
     add_gpu_options(parser, "; exit 1 if a rank does not fit it")
-    output = parser.add_argument_group("the result")
-    output.add_argument("--budget", metavar="SIZE", help="exit 1 if a peak is over it, e.g. 8GiB")
-    output.add_argument("--json", action="store_true", help="everything, as JSON")
-    output.add_argument("-o", "--output", metavar="FILE", help="write to FILE instead of stdout")
-    output.add_argument("--debug", action="store_true", help="show tracebacks")
+    add_output_options(parser, budget="exit 1 if a peak is over it, e.g. 8GiB")
 
 
 def run_pipeline(arguments: argparse.Namespace) -> int:
-    """Records a pipeline and writes the result.
-
-    Returns:
-        The exit code: 0, or 1 where a rank is over the budget or does not fit the GPU.
-
-    Raises:
-        FxmemError: Bad usage, or stages that cannot be loaded or traced.
-    """
+    """Records a pipeline and writes the result."""
     args, kwargs = parse_inputs(arguments.inputs)
     dtype = None if arguments.dtype is None else parse_dtype(arguments.dtype)
-    budget_bytes = None if arguments.budget is None else parse_budget(arguments.budget)
     mesh: Any = None if arguments.mesh is None else parse_mesh(arguments.mesh)
-    check_output(arguments.output)
+    kind = choose_format(arguments)
     names = "schedule microbatches ranks device gpu attention optimizer loss alloc_conf".split()
     with show_progress(f"recording {arguments.target}"), run_user_code(arguments.target):
         from fxmem.api import pipeline
-        from fxmem.report.pipeline_text import render_pipeline
 
         found = pipeline(
             arguments.target,
@@ -126,16 +116,15 @@ def run_pipeline(arguments: argparse.Namespace) -> int:
             parallelize=arguments.parallelize,
             **{name: getattr(arguments, name) for name in names},
         )
-    width = choose_width(arguments.output)
-    text = f"{found.to_json(indent=2)}\n" if arguments.json else render_pipeline(found, width=width)
-    write_output(text, arguments.output)
-    code, peak = 0, format_bytes(found.peak_bytes)
-    if budget_bytes is not None and found.peak_bytes > budget_bytes:
-        budget, rank = format_bytes(budget_bytes), found.fullest.rank
-        write_line(f"fxmem: over budget: the peak of rank {rank}, {peak}, is over {budget}")
-        code = EXIT_OVER_BUDGET
+    write_result(found, kind, arguments.output)
+    code, peak_bytes, budget_bytes = 0, found.peak_bytes, arguments.budget
+    if budget_bytes is not None and peak_bytes > budget_bytes:
+        peak, budget = format_bytes(peak_bytes), format_bytes(budget_bytes)
+        where = f"the peak of rank {found.fullest.rank}, {peak}, is over {budget}"
+        write_line(f"fxmem: over budget: {where}")
+        code = EXIT_FINDING
     over = [str(rank.rank) for rank in found.ranks if rank.fits is False]
     if over:
         write_line(f"fxmem: these ranks do not fit {found.setup.gpu}: {', '.join(over)}")
-        code = EXIT_OVER_BUDGET
+        code = EXIT_FINDING
     return code

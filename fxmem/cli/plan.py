@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING, Any
 
-from fxmem.cli.output import check_output, choose_width, write_output
+from fxmem.cli.output import (
+    add_output_options,
+    check_output,
+    choose_format,
+    parse_budget,
+    write_result,
+)
 from fxmem.cli.progress import show_progress
 from fxmem.cli.step import (
     TARGET_HELP,
     add_command,
     add_step_options,
+    add_strategy_option,
     analyze_step,
-    parse_budget,
     parse_share,
     parse_step,
     run_user_code,
 )
 from fxmem.errors import UsageError
+from fxmem.report.result import Report
 
 if TYPE_CHECKING:
     from fxmem.analysis import Analysis
     from fxmem.planning.plan import Plan
+    from fxmem.report.blocks import Block
+    from fxmem.report.result import Result
 
 _DESCRIPTION = f"""\
 Finds which activations backward can recompute instead of keeping them, so that the peak of
@@ -46,14 +54,17 @@ exit codes: 0 fine, 1 no plan keeps the limit, 2 bad usage or a model that canno
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command to the parser of ``fxmem``."""
+    """Adds the command."""
     help = "what to recompute for a lower peak, and at what cost"
     parser = add_command(commands, "plan", run_plan, help, _DESCRIPTION, _EPILOG)
     add_step_options(parser, checks_fit=False)
     group = parser.add_argument_group("the limit: at most one")
     limits = group.add_mutually_exclusive_group()
     limits.add_argument(
-        "--budget", metavar="SIZE", help="the cheapest plan whose peak is within it, e.g. 4GiB"
+        "--budget",
+        type=parse_budget,
+        metavar="SIZE",
+        help="the cheapest plan whose peak is within it, e.g. 4GiB",
     )
     limits.add_argument(
         "--fit", action="store_true", help="the cheapest plan whose step fits the --gpu"
@@ -76,9 +87,9 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         metavar="SECONDS",
         help="stop the search after so many seconds (default: it ends by itself)",
     )
+    add_strategy_option(group)
 
-    output = parser.add_argument_group("the result")
-    kinds = output.add_mutually_exclusive_group()
+    output = add_output_options(parser)
     output.add_argument(
         "--points",
         type=int,
@@ -86,73 +97,62 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         metavar="N",
         help="how many trade-offs to list at most (default: %(default)s)",
     )
-    kinds.add_argument("--json", action="store_true", help="the plan, or all of them, as JSON")
-    kinds.add_argument(
+    output.add_argument(
         "--advice",
         action="store_true",
         help="what else lowers the peak (autocast, micro-batches, the optimizer, the host's "
         "memory ...), after the plan; without a limit, in place of the table",
     )
-    output.add_argument(
-        "-o", "--output", metavar="FILE", help="also write the plan to FILE, as JSON"
-    )
-    output.add_argument("--debug", action="store_true", help="show tracebacks")
 
 
 def run_plan(arguments: argparse.Namespace) -> int:
-    """Plans a target's step and writes the plan, or all trade-offs.
-
-    Returns:
-        The exit code: 0.
-
-    Raises:
-        InfeasibleError: No plan keeps the limit.
-        FxmemError: Bad usage, or a model that cannot be loaded, traced or planned.
-    """
-    # Mistakes in the arguments are reported before torch is imported and the model is run.
+    """Plans a target's step and writes the plan, or all trade-offs."""
     step = parse_step(arguments)
     limit = _parse_limit(arguments)
     is_one = bool(limit or arguments.fit or arguments.mode != "train")
-    if arguments.output is not None:
+    if arguments.json and arguments.advice:
+        raise UsageError("--advice is text", hint="leave --json out")
+    kind = choose_format(arguments)
+    path = arguments.output
+    if path is not None and kind in ("json", "txt") and not path.lower().endswith(".txt"):
         if not is_one:
             raise UsageError(
                 "-o writes one plan, and none is chosen",
                 hint="give a limit, such as --budget 4GiB or --max-overhead 0.1",
             )
-        check_output(arguments.output)
+        kind = "plan"
     check_output(None)
-    chosen = None
+    chosen, blocks, values = None, list["Block"](), None
     with show_progress(f"planning {arguments.target}"):
         analysis = analyze_step(step)
-        if analysis.setup.mesh is not None and (is_one or not arguments.advice):
-            with run_user_code(step.target):
-                chosen, text = _plan_rank(arguments, analysis, limit)
-        elif is_one:
-            chosen = _choose_plan(arguments, analysis, limit)
-            text = f"{chosen.to_json()}\n" if arguments.json else _write_plan(chosen)
-        elif not arguments.advice:
-            text = _render_front(arguments, analysis)
-        if arguments.advice:
-            from fxmem.report.plan_text import render_advice
-
-            with run_user_code(step.target):
+        with run_user_code(step.target):
+            if analysis.setup.mesh is not None and (is_one or not arguments.advice):
+                chosen, values, blocks = _plan_rank(arguments, analysis, limit)
+            elif is_one:
+                chosen = values = _choose_plan(arguments, analysis, limit)
+                blocks = chosen.list_blocks()
+            elif not arguments.advice:
+                values, blocks = _list_front(arguments, analysis)
+            if arguments.advice:
                 from fxmem.advice.advising import find_advice
+                from fxmem.planning.text import list_advice_blocks
 
                 given = (step.target, step.args, step.kwargs, step.options)
-                advice = find_advice(analysis, *given)
-            setup = None if is_one else analysis.setup
-            advised = render_advice(advice, analysis.peak_bytes, setup, width=choose_width(None))
-            text = f"{text}\n{advised}" if is_one else advised
-    if chosen is not None and arguments.output is not None:
-        write_output(f"{chosen.to_json()}\n", arguments.output)
-    write_output(text, None)
+                advice, setup = find_advice(analysis, *given), None if is_one else analysis.setup
+                blocks += list_advice_blocks(advice, analysis.peak_bytes, setup)
+    report = Report(blocks, values)
+    if kind == "plan" and chosen is not None:
+        write_result(chosen, "json", path)
+    elif path is not None:
+        write_result(report, kind, path)
+    write_result(report, "json" if arguments.json else "txt", None)
     return 0
 
 
 def _parse_limit(arguments: argparse.Namespace) -> dict[str, Any]:
     limit: dict[str, Any] = {}
     if arguments.budget is not None:
-        limit["budget"] = parse_budget(arguments.budget)
+        limit["budget"] = arguments.budget
     for name in ("max_overhead", "max_overhead_flops"):
         text = getattr(arguments, name)
         if text is not None:
@@ -170,7 +170,14 @@ def _parse_limit(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _list_search_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    given = {"time_limit_s": arguments.time_limit, "style": arguments.style}
+    from fxmem.recording.options import load_choice
+
+    strategy = load_choice(arguments.strategy)
+    given = {
+        "time_limit_s": arguments.time_limit,
+        "style": arguments.style,
+        "strategy": strategy,
+    }
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -185,49 +192,31 @@ def _choose_plan(arguments: argparse.Namespace, analysis: Analysis, limit: dict[
 
 def _plan_rank(
     arguments: argparse.Namespace, analysis: Analysis, limit: dict[str, Any]
-) -> tuple[Plan | None, str]:
+) -> tuple[Plan | None, Result, list[Block]]:
     """Plans the step of a rank; returns the plan, where one is asked for, and the report."""
-    from fxmem.applying.ranks import choose_plan, list_ways, record_front, seek_rank_plans
+    from fxmem.applying.rank_plans import choose_plan, list_ways, record_front, seek_rank_plans
     from fxmem.planning.planner import resolve_limit
-    from fxmem.report.plan_text import render_ways
+    from fxmem.planning.text import list_way_blocks
 
     names = ("budget", "max_overhead", "max_overhead_flops")
     resolved = resolve_limit(*map(limit.get, names)) if limit else None
     points = {} if resolved or arguments.fit else {"points": min(arguments.points, 8)}
     plans = seek_rank_plans(analysis, **points, **_list_search_options(arguments))
-    if not points:
-        chosen = choose_plan(plans, resolved)
-        if arguments.json:
-            return chosen, f"{chosen.to_json()}\n"
-        budget_bytes = resolved.budget_bytes if resolved else None
-        options: dict[str, Any] = {"chosen": chosen, "budget_bytes": budget_bytes}
-        table = render_ways([*list_ways(plans)], None, width=choose_width(None), **options)
-        return chosen, f"{_write_plan(chosen)}\n{table}\n"
-    front = record_front(plans)
-    if arguments.json:
-        return None, json.dumps([json.loads(plan.to_json()) for plan in front], indent=2) + "\n"
-    table = render_ways([*list_ways(plans)], analysis.setup, width=choose_width(None))
-    return None, f"{table}\n"
+    if points:
+        front = record_front(plans)
+        return None, front, list_way_blocks([*list_ways(plans)], analysis.setup)
+    chosen = choose_plan(plans, resolved)
+    budget_bytes = resolved.budget_bytes if resolved else None
+    ways = list_way_blocks([*list_ways(plans)], None, chosen=chosen, budget_bytes=budget_bytes)
+    return chosen, chosen, [*chosen.list_blocks(), *ways]
 
 
-def _render_front(arguments: argparse.Namespace, analysis: Analysis) -> str:
+def _list_front(arguments: argparse.Namespace, analysis: Analysis) -> tuple[Result, list[Block]]:
+    from fxmem.integrations.checkpoints import price_checkpoints
     from fxmem.planning.planner import pareto
-    from fxmem.report.plan_text import list_front_blocks, render_price
-    from fxmem.report.tables import join_blocks
+    from fxmem.planning.text import write_price
 
     plans = pareto(analysis, points=arguments.points, **_list_search_options(arguments))
-    if arguments.json:
-        return json.dumps([json.loads(plan.to_json()) for plan in plans], indent=2) + "\n"
-    width = choose_width(None)
-    text = join_blocks(list_front_blocks(plans, analysis.setup, width))
-    with run_user_code(arguments.target):
-        from fxmem.integrations.checkpoints import price_checkpoints
-
-        price = price_checkpoints(analysis)
-    return text if price is None else f"{text}\n{render_price(price, analysis.peak_bytes, width)}\n"
-
-
-def _write_plan(plan: Plan) -> str:
-    from fxmem.report.notebook import write_text
-
-    return f"{write_text(plan, width=choose_width(None))}\n"
+    price = price_checkpoints(analysis)
+    more = [] if price is None else [write_price(price, analysis.peak_bytes)]
+    return plans, [*plans.list_blocks(), *more]

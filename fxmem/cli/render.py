@@ -8,17 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 from fxmem.cli.output import check_output, read_plan, read_text, write_output
 from fxmem.cli.progress import show_progress
-from fxmem.cli.step import TARGET_HELP, add_command, add_step_options, analyze_step, parse_step
+from fxmem.cli.step import (
+    TARGET_HELP,
+    add_command,
+    add_step_options,
+    add_strategy_option,
+    analyze_step,
+    parse_step,
+)
 from fxmem.errors import UsageError
 from fxmem.report.formats import (
     FORMATS,
+    REPORT,
     SNAPSHOT,
-    SUFFIXES,
     TIMELINE,
     TRADEOFF,
     RenderOptions,
     find_format,
     find_view,
+    list_suffixes,
     render,
 )
 
@@ -49,7 +57,7 @@ exit codes: 0 fine, 2 bad usage, a model that cannot be loaded or traced, or no 
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command to the parser of ``fxmem``."""
+    """Adds the command."""
     help = "a picture of one step, its peak marked"
     parser = add_command(commands, "render", run_render, help, _DESCRIPTION, _EPILOG)
     add_step_options(parser, checks_fit=False)
@@ -60,7 +68,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         "-o",
         "--output",
         metavar="FILE",
-        help=f"write to FILE instead of stdout; its suffix chooses the format: {SUFFIXES}",
+        help=f"write to FILE instead of stdout; its suffix chooses the format: {list_suffixes()}",
     )
     picture.add_argument(
         "--format", metavar="NAME", help=f"{', '.join(FORMATS)} (default: by FILE, else dot)"
@@ -82,19 +90,12 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         help="show every operation, and each of the blocks that repeat",
     )
     picture.add_argument("--plan", metavar="FILE", help="show a plan of fxmem plan -o on the step")
+    add_strategy_option(picture)
     picture.add_argument("--debug", action="store_true", help="show tracebacks")
 
 
 def run_render(arguments: argparse.Namespace) -> int:
-    """Analyses a target, or reads a report, and draws it.
-
-    Returns:
-        The exit code: 0.
-
-    Raises:
-        FxmemError: Bad usage, a model that cannot be loaded or traced, or no Graphviz.
-    """
-    # Mistakes in the arguments are reported before torch is imported and the model is run.
+    """Analyses a target, or reads a report, and draws it."""
     target: str = arguments.target
     is_report = target.lower().endswith(".json")
     report = read_text(target, "report", "fxmem analyze --json -o writes one") if is_report else ""
@@ -102,9 +103,10 @@ def run_render(arguments: argparse.Namespace) -> int:
     plan = None if arguments.plan is None else read_plan(arguments.plan)
     options = RenderOptions(arguments.view, arguments.depth, arguments.expand, plan)
     view = find_view(kind, options)
-    if is_report and (view == TRADEOFF or (plan is not None and view in (TIMELINE, SNAPSHOT))):
+    is_planned = view == TRADEOFF or (plan is not None and view in (TIMELINE, SNAPSHOT))
+    if is_report and (is_planned or (view == REPORT and kind != "html")):
         raise UsageError(
-            f"{target} is a saved report, which lacks what plans need",
+            f"{target} is a saved report, which lacks what this needs",
             hint="name the model instead",
         )
     check_output(arguments.output)
@@ -116,7 +118,8 @@ def run_render(arguments: argparse.Namespace) -> int:
         if view == TRADEOFF or (kind == "html" and trains and not is_report):
             from fxmem.api import pareto
 
-            front = pareto(analysis, style=None if plan is None else plan.style)
+            style = None if plan is None else plan.style
+            front = pareto(analysis, style=style, strategy=arguments.strategy)
             options = replace(options, front=front)
         drawn = render(analysis, kind, options)
     write_output(drawn, arguments.output)
@@ -135,7 +138,7 @@ def _choose_format(arguments: argparse.Namespace) -> str:
 
 
 def _read_report(arguments: argparse.Namespace, report: str) -> Analysis:
-    from fxmem.report.json_report import read_analysis
+    from fxmem.analysis import Analysis
 
     default = arguments.parser.get_default
     given = [n for n in arguments.step_options if getattr(arguments, n) != default(n)]
@@ -144,4 +147,4 @@ def _read_report(arguments: argparse.Namespace, report: str) -> Analysis:
         raise UsageError(
             f"{arguments.target} is a saved report: --{option} is for a model", hint="leave it out"
         )
-    return read_analysis(report)
+    return Analysis.from_json(report)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import sys
 from collections.abc import Iterator
 from typing import Any
 
-from fxmem.cli.analyze import add_result_options, check_fit
-from fxmem.cli.output import check_output, choose_width, write_line, write_output
+from fxmem.cli.analyze import add_step_output, check_fit
+from fxmem.cli.output import choose_format, write_line, write_result
 from fxmem.cli.progress import show_progress
-from fxmem.cli.step import add_command, add_gpu_options, parse_budget, parse_size_hint
+from fxmem.cli.step import add_command, add_gpu_options, parse_size_hint
 from fxmem.errors import UsageError
-from fxmem.report.formats import FORMATS, RenderOptions, find_format, find_view, render
 from fxmem.scripts.script_run import Progress
 
 _DESCRIPTION = """\
@@ -36,7 +34,7 @@ that fails
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command to the parser of ``fxmem``."""
+    """Adds the command."""
     help = "the steps of a training script, run as it is"
     parser = add_command(commands, "run", run_run, help, _DESCRIPTION, _EPILOG)
     parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module")
@@ -68,29 +66,14 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         metavar="[FILE:LINE=]N",
         help="how many elements nonzero() and boolean masks find (default: all)",
     )
-    file_help = "write to FILE instead of stdout; a picture, a page or a snapshot by its suffix"
-    add_result_options(parser, file_help)
+    add_step_output(parser)
 
 
 def run_run(arguments: argparse.Namespace) -> int:
-    """Runs a script and writes the result; what the script prints goes to stderr.
-
-    Returns:
-        The exit code: 0, or 1 where a peak is over the budget, or a step does not fit the GPU.
-
-    Raises:
-        FxmemError: Bad usage, or a script that fails.
-        KeyboardInterrupt: The script was interrupted; what it has recorded is written.
-    """
-    budget_bytes = None if arguments.budget is None else parse_budget(arguments.budget)
+    """Runs a script and writes the result; what the script prints goes to stderr."""
     if arguments.top < 0:
         raise UsageError(f"--top must be 0 or more, got {arguments.top}")
-    check_output(arguments.output)
-    suffixes = tuple(suffix for entry in FORMATS.values() for suffix in entry.suffixes)
-    kind = None
-    if arguments.output and arguments.output.lower().endswith(suffixes) and not arguments.json:
-        kind = find_format(arguments.output)
-        find_view(kind, RenderOptions())
+    kind = choose_format(arguments)
     progress = Progress()
     details = lambda: progress.describe()  # noqa: E731 - another one, once the script runs
     shown = show_progress(f"running {arguments.script}", details=details)
@@ -111,18 +94,8 @@ def run_run(arguments: argparse.Namespace) -> int:
             rank=arguments.rank,
             progress=progress,
         )
-    result: str | bytes
-    if kind is not None:
-        result = render(run.largest, kind, RenderOptions())
-    elif arguments.json:
-        result = f"{json.dumps(run.to_dict(), indent=2)}\n"
-    else:
-        from fxmem.report.script_text import render_script
-
-        width = choose_width(arguments.output)
-        result = render_script(run, top=arguments.top, width=width)
-    write_output(result, arguments.output)
-    code = check_fit(run.largest, budget_bytes)
+    write_result(run, kind, arguments.output, top=arguments.top)
+    code = check_fit(run.largest, arguments.budget)
     if run.partial:
         raise KeyboardInterrupt
     return code

@@ -15,7 +15,6 @@ from fxmem.errors import FxmemWarning, LoadError, UsageError, summarize_error
 from fxmem.parallelism.layout import parse_mesh, parse_rank
 from fxmem.report.tables import escape_controls
 from fxmem.specs import parse_dtype, parse_input
-from fxmem.units import parse_bytes
 
 if TYPE_CHECKING:
     from fxmem.analysis import Analysis
@@ -24,9 +23,6 @@ TARGET_HELP = """\
 TARGET is package.module:name or path/to/file.py:name; the name is an nn.Module class or
 instance, or a callable that returns one. Literals may be passed: 'nets.py:resnet(depth=50)'.
 """
-_LEAST_BUDGET_BYTES = 1 << 20
-"""A number without a unit that is smaller is one whose unit was forgotten."""
-
 _MOST_OVERHEAD = 2.0
 """A larger share is a number of percent whose sign was forgotten."""
 
@@ -49,7 +45,12 @@ def add_command(
     description: str,
     epilog: str,
 ) -> argparse.ArgumentParser:
-    """Adds a command, whose arguments ``run`` takes, to the parser of ``fxmem``."""
+    """Adds a command to the parser of ``fxmem``.
+
+    Its ``run`` takes the arguments, checks them before torch is imported and the model is run, and
+    returns the exit code, which the ``epilog`` explains. It raises FxmemError for bad usage, and
+    where a model cannot be loaded or traced.
+    """
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=help,
@@ -68,7 +69,7 @@ def add_step_options(
 
     Args:
         parser: That of a command.
-        checks_fit: Whether the command tells if the step fits the GPU.
+        checks_fit: Whether the command's exit code depends on whether the step fits the GPU.
         has_layout: Whether the user gives the layout of processes.
     """
     parser.add_argument("target", metavar="TARGET", help="what to analyse: module_or_file:name")
@@ -110,8 +111,7 @@ def add_mesh_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--parallelize",
         metavar="TARGET",
-        help="file.py:function of the model and the mesh, which lays the one out on the other; or "
-        "fsdp or ddp",
+        help="file.py:function(model, mesh) that parallelizes the model; or fsdp or ddp",
     )
 
 
@@ -197,6 +197,16 @@ def add_gpu_options(parser: argparse.ArgumentParser, exits: str = "") -> None:
         metavar="SETTINGS",
         help="settings of CUDA's allocator, as PYTORCH_ALLOC_CONF takes them (default: that "
         "variable)",
+    )
+
+
+def add_strategy_option(group: argparse._ArgumentGroup) -> None:
+    """Adds the strategy of commands that plan."""
+    group.add_argument(
+        "--strategy",
+        metavar="NAME",
+        help="search, schedules, changes or modules; or file.py:function(problem), which proposes "
+        "segments (default: search)",
     )
 
 
@@ -320,21 +330,6 @@ def parse_size_hint(texts: list[str] | None) -> int | dict[str, int] | None:
             )
         sizes[line.strip()] = int(size)
     return sizes.get("") if not sizes.keys() - {""} else sizes
-
-
-def parse_budget(text: str) -> int:
-    """Reads a budget in bytes.
-
-    Raises:
-        UsageError: It is no size, or so small that its unit was forgotten.
-    """
-    budget_bytes = parse_bytes(text)
-    if text.strip().isdecimal() and budget_bytes < _LEAST_BUDGET_BYTES:
-        raise UsageError(
-            f"a budget of {text.strip()} is {budget_bytes} bytes",
-            hint=f"{text.strip()}GiB? {text.strip()}B if bytes are meant",
-        )
-    return budget_bytes
 
 
 def parse_share(text: str, option: str) -> float:

@@ -6,7 +6,13 @@ import argparse
 import os
 from typing import Any
 
-from fxmem.cli.output import check_output, choose_width, read_plan, write_output
+from fxmem.cli.output import (
+    EXIT_FINDING,
+    add_output_options,
+    choose_format,
+    read_plan,
+    write_result,
+)
 from fxmem.cli.progress import show_progress
 from fxmem.cli.step import (
     TARGET_HELP,
@@ -21,13 +27,11 @@ from fxmem.errors import UsageError
 from fxmem.parallelism.layout import parse_mesh
 from fxmem.specs import parse_dtype
 
-EXIT_DIFFERENT = 1
-
 _QUIET = {"KINETO_LOG_LEVEL": "6", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 """Keeps the profiler's own messages off stderr; read when torch is imported."""
 _DESCRIPTION = f"""\
-Builds the model with real tensors, runs training steps of it and of the model with the plan
-from the same state, and compares bit for bit what they compute and leave behind: output,
+Builds the model with real tensors, runs training steps with and without the plan from
+the same state, and compares bit for bit what they compute and leave behind: output,
 loss, gradients, buffers, parameters, optimizer state, inputs, random numbers. Then measures
 the peak of a step of each, and compares it with the peak that the plan promises.
 
@@ -44,7 +48,7 @@ promises, 2 bad usage or a model that cannot be run
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command to the parser of ``fxmem``."""
+    """Adds the command."""
     help = "run real steps with and without a plan, and compare bit for bit"
     parser = add_command(commands, "verify", run_verify, help, _DESCRIPTION, _EPILOG)
     parser.add_argument("target", metavar="TARGET", help="what to run: module_or_file:name")
@@ -71,22 +75,11 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     )
     layout = parser.add_argument_group("the processes that share it (at most 4, on the CPU)")
     add_mesh_options(layout)
-    output = parser.add_argument_group("the result")
-    output.add_argument("--json", action="store_true", help="everything, as JSON")
-    output.add_argument("-o", "--output", metavar="FILE", help="write to FILE instead of stdout")
-    output.add_argument("--debug", action="store_true", help="show tracebacks")
+    add_output_options(parser)
 
 
 def run_verify(arguments: argparse.Namespace) -> int:
-    """Verifies a plan for a target and writes the result.
-
-    Returns:
-        The exit code: 0, or 1 where something differs or the plan's promise is not kept.
-
-    Raises:
-        FxmemError: Bad usage, or a model that cannot be loaded, planned for or run.
-    """
-    # Mistakes in the arguments are reported before torch is imported and the model is run.
+    """Verifies a plan for a target and writes the result."""
     args, kwargs = parse_inputs(arguments.inputs)
     if arguments.steps < 1:
         raise UsageError(f"--steps must be 1 or more, got {arguments.steps}")
@@ -97,19 +90,12 @@ def run_verify(arguments: argparse.Namespace) -> int:
     options["mesh"] = None if arguments.mesh is None else parse_mesh(arguments.mesh)
     options["dtype"] = None if arguments.dtype is None else parse_dtype(arguments.dtype)
     plan = read_plan(arguments.plan)
-    check_output(arguments.output)
+    kind = choose_format(arguments)
     for name, level in _QUIET.items():
         os.environ.setdefault(name, level)
-    with show_progress(f"verifying {arguments.target}"):
-        with run_user_code(arguments.target):
-            from fxmem.verifying.verify import verify_target
+    with show_progress(f"verifying {arguments.target}"), run_user_code(arguments.target):
+        from fxmem.verifying.proof import verify_target
 
-            verification = verify_target(arguments.target, plan, args, kwargs, **options)
-        if arguments.json:
-            text = f"{verification.to_json(indent=2)}\n"
-        else:
-            from fxmem.report.notebook import write_text
-
-            text = f"{write_text(verification, choose_width(arguments.output))}\n"
-    write_output(text, arguments.output)
-    return 0 if verification.equal and verification.keeps_promise else EXIT_DIFFERENT
+        verification = verify_target(arguments.target, plan, args, kwargs, **options)
+    write_result(verification, kind, arguments.output)
+    return 0 if verification.equal and verification.keeps_promise else EXIT_FINDING

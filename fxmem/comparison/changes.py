@@ -46,10 +46,10 @@ class Change:
 def match_storages(
     before: Sequence[LiveStorage], after: Sequence[LiveStorage]
 ) -> tuple[Change, ...]:
-    """Matches the storages of two peaks, and lists those that differ: first those that grew.
+    """Matches the storages of two peaks, and lists the differing ones, growth first.
 
-    Storages match by label and category; and those that are left by category, shape, dtype and
-    size, for a module may have got another name.
+    Storages match by label and category. The rest match by category, shape, dtype and size, for a
+    module may have been renamed.
     """
 
     def key_by_label(storage: LiveStorage) -> Hashable:
@@ -83,7 +83,7 @@ def match_storages(
 def compare_modules(
     before: Sequence[LiveStorage], after: Sequence[LiveStorage]
 ) -> dict[str, tuple[int, int]]:
-    """Compares modules at the deepest level at which a reader can take in those that differ.
+    """Compares modules at the deepest level at which a reader can take in the differing ones.
 
     Returns:
         By module, the bytes that its storages take before and after; the largest change first.

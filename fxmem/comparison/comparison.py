@@ -15,15 +15,11 @@ from fxmem.comparison.changes import (
     match_storages,
 )
 from fxmem.comparison.footprints import Footprint
-from fxmem.comparison.texts import (
-    SIZES,
-    list_changes,
-    write_growth,
-    write_report,
-    write_sizes,
-)
+from fxmem.comparison.texts import SIZES, Growth, list_changes, list_sizes
 from fxmem.errors import UsageError
 from fxmem.graph import SourceLocation
+from fxmem.report.blocks import Block, Heading
+from fxmem.report.result import Result
 from fxmem.report.tables import Table
 from fxmem.report.text import write_place, write_subject
 from fxmem.units import format_bytes, parse_bytes
@@ -32,14 +28,14 @@ SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Result):
     """Two steps, before and after a change.
 
     Attributes:
         before: The peak before.
         after: The peak after.
-        changes: Storages at the peak that differ: those that grew, the largest growth first, then
-            those that shrank.
+        changes: Storages at the peak that differ: the ones that grew, the largest growth first,
+            then the ones that shrank.
         modules: Bytes before and after of modules that differ, by fqn, at the deepest level of
             which at most ten do.
         guilty: The line of the user's repository that accounts for most of the growth; None where
@@ -65,7 +61,7 @@ class Comparison:
         if not self.growth_bytes:
             return f"Peak unchanged: {format_bytes(after)}"
         share = f" ({100 * self.growth_bytes / before:+.1f} %)" if before else ""
-        growth = write_growth(self.growth_bytes)
+        growth = Growth(self.growth_bytes)
         text = f"Peak {format_bytes(before)} -> {format_bytes(after)}: {growth}{share}"
         return f"{text}, most at {self.guilty}" if self.guilty and self.growth_bytes > 0 else text
 
@@ -86,26 +82,6 @@ class Comparison:
         plain: dict[str, Any] = json.loads(json.dumps(values))
         return plain
 
-    def to_json(self, indent: int | None = None) -> str:
-        """:meth:`to_dict` as JSON."""
-        return json.dumps(self.to_dict(), indent=indent)
-
-    def to_text(self, *, top: int = 10, width: int | None = None, markdown: bool = False) -> str:
-        """Writes the report, whose first line is :meth:`describe`.
-
-        Args:
-            top: How many modules and storages to list.
-            width: Columns of its tables and lines; None for no limit.
-            markdown: Write Markdown, for the summary of a run in CI or a comment.
-        """
-        lines = [*self._write_subjects()]
-        return write_report(
-            self.describe(), lines, self._list_tables(top), width=width, markdown=markdown
-        )
-
-    def __str__(self) -> str:
-        return self.to_text().rstrip("\n")
-
     def _write_subjects(self) -> Iterator[str]:
         sides = (self.before, self.after)
         subjects = [write_subject(side.setup) for side in sides]
@@ -116,7 +92,8 @@ class Comparison:
             at = f"peak in {write_place(where.phase, where.node, where.source)}"
             yield f"{name}: {at if subjects[0] == subjects[1] else f'{subject}; {at}'}"
 
-    def _list_tables(self, top: int) -> Iterator[Table]:
+    def list_blocks(self, top: int = 10) -> list[Block]:
+        """Lists the report, with :meth:`describe` as its heading, and so many rows of a table."""
         before, after = self.before, self.after
         totals = [("peak", before.peak_bytes, after.peak_bytes)]
         if after.setup.device != "cpu":
@@ -125,12 +102,15 @@ class Comparison:
             (category.value, before.breakdown.get(category, 0), nbytes)
             for category, nbytes in after.breakdown.items()
         ]
-        rows = [(name, *write_sizes(a, b)) for name, a, b in totals if a or b]
-        yield Table(["at the peak", *SIZES], rows)
-        rows = [(fqn or "(none)", *write_sizes(*sizes)) for fqn, sizes in self.modules.items()]
-        more = f"... and {len(rows) - top} more" if len(rows) > top else ""
-        yield Table(["module", *SIZES], rows[:top], rest=more)
-        yield list_changes(self.changes, top)
+        sizes = [(name, *list_sizes(a, b)) for name, a, b in totals if a or b]
+        modules = [(fqn or "(none)", *list_sizes(*pair)) for fqn, pair in self.modules.items()]
+        more = f"... and {len(modules) - top} more" if len(modules) > top else ""
+        return [
+            Heading(self.describe(), [*self._write_subjects()]),
+            Table(["at the peak", *SIZES], sizes, SIZES),
+            Table(["module", *SIZES], modules[:top], SIZES, ["module"], rest=more),
+            list_changes(self.changes, top),
+        ]
 
 
 def compare(

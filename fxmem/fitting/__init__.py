@@ -1,1 +1,1 @@
-"""Meshes of GPUs that a step fits, with the knobs that it takes there."""
+"""Device meshes and settings with which a step fits the GPU."""

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fxmem.analysis import Setup, Shown
+from fxmem.analysis import Setup
 from fxmem.parallelism.layout import Knobs
+from fxmem.planning.text import write_share
+from fxmem.report.blocks import Block, Heading, Paragraph
+from fxmem.report.result import Result
+from fxmem.report.tables import Bytes, Cell, Table
+from fxmem.report.text import write_mesh, write_subject
+from fxmem.units import format_bytes
 
 SCHEMA_VERSION = 1
+_NUMBERS = ("peak", "reserved", "sent in node", "to others", "recomputed")
 FAR_WEIGHT = 9
 """A byte to another node is as dear as so many within one.
 
@@ -31,13 +37,14 @@ class MeshFit:
         cause: Why it does not fit; empty where it does.
         peak_bytes: Most bytes allocated; None where the step was not analysed, because it cannot
             fit.
-        reserved_bytes: Most bytes that the allocator holds; None likewise.
+        reserved_bytes: Most bytes that the allocator holds; None where the step was not
+            analysed.
         sent_bytes: What the rank sends in a step, by the dimensions that its groups run along.
-        near_bytes: The part of it that stays within a node.
+        near_bytes: The part that stays within a node.
         far_bytes: The part that goes to another node.
         flops: Floating-point operations of the step, without those recomputed.
         recomputed_flops: Floating-point operations that checkpoints recompute.
-        is_recorded: Whether the step was recorded, not computed from those of other meshes.
+        is_recorded: Whether the step was recorded, not computed from other meshes.
     """
 
     mesh: Mapping[str, int]
@@ -64,12 +71,12 @@ class MeshFit:
 
 
 @dataclass(frozen=True, slots=True)
-class Fitting(Shown):
+class Fitting(Result):
     """The meshes of so many GPUs, each with its cheapest knobs that fit.
 
     Attributes:
-        rows: Those that fit first, cheapest communication first; then those that do not fit, with
-            the lowest peak first.
+        rows: The fitting ones first, cheapest communication first; then the others, lowest peak
+            first.
         setup: The step of one rank.
         gpu: The GPU's name.
         gpus: How many there are.
@@ -96,8 +103,19 @@ class Fitting(Shown):
     def __repr__(self) -> str:
         return f"Fitting(model={self.setup.model!r}, gpus={self.gpus}, best={self.best!r})"
 
+    def list_blocks(self) -> list[Block]:
+        headers = ["fits", "mesh", "by", "with", *_NUMBERS]
+        rows = [(row.fits, *_list_cells(row)) for row in self.rows]
+        return [
+            Heading(_write_headline(self), [write_subject(self.setup)]),
+            Table(headers, rows, right=_NUMBERS, names=("by",)),
+            Paragraph([*_write_notes(self)]),
+        ]
+
+    def list_bars(self) -> Mapping[str, int | None]:
+        return {_write_layout(row): row.reserved_bytes for row in self.rows}
+
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as plain dicts, lists, strings and integers: what :meth:`to_json` writes."""
         setup = self.setup
         return {
             "schema_version": SCHEMA_VERSION,
@@ -113,6 +131,43 @@ class Fitting(Shown):
             "rows": [asdict(row) for row in self.rows],
         }
 
-    def to_json(self, indent: int | None = None) -> str:
-        """:meth:`to_dict` as JSON."""
-        return json.dumps(self.to_dict(), indent=indent)
+
+def _write_layout(row: MeshFit) -> str:
+    """Writes a mesh, the way a model is laid out on it, and the knobs."""
+    knobs = f" with {row.knobs}" if str(row.knobs) else ""
+    return f"{row.parallelize} on {write_mesh(row.mesh)}{knobs}"
+
+
+def _write_headline(found: Fitting) -> str:
+    where = f"{found.gpus} x {found.gpu} ({format_bytes(found.capacity_bytes)})"
+    best = found.best
+    if best is None:
+        return f"Nothing was found that fits {where}"
+    return f"Fits {where}: {_write_layout(best)}"
+
+
+def _list_cells(row: MeshFit) -> tuple[Cell, ...]:
+    head = write_mesh(row.mesh), row.parallelize, str(row.knobs)
+    if row.peak_bytes is None or row.reserved_bytes is None:
+        return *head, *[""] * len(_NUMBERS)
+    sizes = row.peak_bytes, row.reserved_bytes, row.near_bytes, row.far_bytes
+    return *head, *map(Bytes, sizes), write_share(row.recomputed_flops / max(row.flops, 1))
+
+
+def _write_notes(found: Fitting) -> Iterator[str]:
+    for row in found.rows:
+        if row.fits == "maybe":
+            yield f"{write_mesh(row.mesh)}: fits if the CUDA context and NCCL take little."
+        elif row.fits == "no":
+            yield f"{write_mesh(row.mesh)} by {row.parallelize}: {row.cause}."
+    rows = "Rows that fit are in the order of what a rank sends for each FLOP of the model"
+    if found.gpus > found.gpus_per_node:
+        rows += f", a byte to another node counting as {FAR_WEIGHT}"
+    yield f"{rows}; then of recomputation, as a share of the model's FLOPs."
+    is_plain = any(row.parallelize in ("fsdp", "ddp") for row in found.rows)
+    if is_plain and found.mixed_precision is None and not found.setup.autocast:
+        yield "Blocks compute in the dtype of their parameters: --mixed-precision bf16 for another."
+    steps = "1 step was" if found.recordings == 1 else f"{found.recordings} steps were"
+    computed = sum(row.peak_bytes is not None and not row.is_recorded for row in found.rows)
+    others = f", {computed} computed from them" if computed else ""
+    yield f"{steps} recorded{others}."

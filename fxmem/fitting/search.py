@@ -2,7 +2,7 @@
 
 Memory falls with the number of shards and with more checkpointing: what does not fit the larger
 shards of one mesh is not tried on another with less. Storages of replicated shards are linear in
-the number of replicas, so two recordings tell those of all meshes between
+the number of replicas, so two recordings determine all meshes between
 (:mod:`fxmem.memory.interpolation`).
 """
 
@@ -35,22 +35,22 @@ from fxmem.units import format_bytes
 @read_files_once()
 def find_fitting(
     model: nn.Module | str,
-    args: Any = (),
-    kwargs: Mapping[str, Any] | None = None,
+    args: Any,
+    kwargs: Mapping[str, Any] | None,
     *,
     gpu: str,
-    gpus: int = 8,
-    gpus_per_node: int = 8,
-    mesh: Mapping[str, int | None] | None = None,
-    parallelize: ParallelizeChoice = None,
-    mixed_precision: str | torch.dtype | None = None,
+    gpus: int,
+    gpus_per_node: int,
+    mesh: Mapping[str, int | None] | None,
+    parallelize: ParallelizeChoice,
+    mixed_precision: str | torch.dtype | None,
     **options: Any,
 ) -> Fitting:
     """Finds meshes and knobs that fit: :func:`fxmem.fit`, whose arguments these are."""
     if gpus < 1 or gpus_per_node < 1:
         raise UsageError(f"{min(gpus, gpus_per_node)} GPUs", hint="1 or more")
     if mesh is not None and parallelize in (None, "fsdp", "ddp"):
-        raise UsageError("a mesh without a function of it", hint="parallelize=function")
+        raise UsageError("a mesh without a function", hint="parallelize=function")
     if mixed_precision is not None and parallelize not in (None, "fsdp", "ddp"):
         raise UsageError(
             "mixed_precision is for fsdp and ddp",
@@ -202,7 +202,7 @@ class Search:
         return None
 
     def fits(self, place: Place, knobs: Knobs) -> bool:
-        """Tells whether a step fits for certain, from as little as decides it."""
+        """Returns whether a step fits for certain, with as few recordings as possible."""
         is_sharded = place.parallelize == "fsdp"
         if place in self.refused or (is_sharded and place.shards <= self.failed.get(knobs, 0)):
             return False
@@ -304,7 +304,7 @@ class Search:
         return replace(analyses[0], graph=interpolate_graph(graphs, place.replicas))
 
     def describe_failure(self, place: Place, knobs: Knobs) -> MeshFit:
-        """Describes the step with the lowest peak among those that do not fit."""
+        """Describes the step with the lowest peak; none fits."""
         known = {**self.recorded, **self.computed}
         tried = [(step.peak_bytes, used) for (at, used), step in known.items() if at == place]
         if tried:

@@ -14,7 +14,7 @@ from fxmem.analysis import Analysis
 from fxmem.analyzing import analyze_again
 from fxmem.errors import FxmemError
 from fxmem.planning.plan import CheckpointPrice
-from fxmem.planning.step import check_analysis, price_change
+from fxmem.planning.prepared_step import check_analysis, price_change
 
 _SWITCHES = (
     ("gradient_checkpointing_enable", "gradient_checkpointing_disable"),  # transformers

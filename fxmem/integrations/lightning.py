@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import lightning
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import nn
 
-from fxmem.applying.modules import run_segments
+from fxmem.applying.module_plans import run_segments
 from fxmem.integrations.first_step import FirstStep, describe_optimizer
-from fxmem.loop import LOOPS
+from fxmem.loop import Loop
 from fxmem.patching import patch
 from fxmem.planning.plan import MODULES
 
@@ -50,10 +49,9 @@ class FxmemCallback(FirstStep, lightning.Callback):
                 {},
                 MODULES,
                 optimizer=describe_optimizer(trainer.optimizers[0], pl_module),
-                loop=replace(
-                    LOOPS["lightning"],
-                    accumulate=trainer.accumulate_grad_batches,
-                    clip_grad=bool(clip),
+                loop=Loop(
+                    "lightning",
+                    {"accumulate": trainer.accumulate_grad_batches, "clip_grad": bool(clip)},
                 ),
                 autocast=_PRECISIONS.get(str(trainer.precision)),
             )

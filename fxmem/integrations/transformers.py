@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import transformers
@@ -10,7 +9,7 @@ from torch import nn
 
 from fxmem.applying.auto import prepare_first_step
 from fxmem.integrations.first_step import FirstStep, describe_optimizer
-from fxmem.loop import LOOPS
+from fxmem.loop import Loop
 
 
 class FxmemCallback(FirstStep, transformers.TrainerCallback):
@@ -39,10 +38,12 @@ class FxmemCallback(FirstStep, transformers.TrainerCallback):
         optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's is around it
         self._found = {
             "optimizer": describe_optimizer(optimizer, model),
-            "loop": replace(
-                LOOPS["huggingface"],
-                accumulate=args.gradient_accumulation_steps,
-                clip_grad=bool(args.max_grad_norm and args.max_grad_norm > 0),
+            "loop": Loop(
+                "huggingface",
+                {
+                    "accumulate": args.gradient_accumulation_steps,
+                    "clip_grad": bool(args.max_grad_norm and args.max_grad_norm > 0),
+                },
             ),
             "autocast": "bf16" if args.bf16 else "fp16" if args.fp16 else None,
         }

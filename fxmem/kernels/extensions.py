@@ -8,7 +8,7 @@ import torch
 
 from fxmem.errors import UsageError
 from fxmem.kernels.cuda.gpu import CUDA
-from fxmem.kernels.registry import CPU, Call
+from fxmem.kernels.registry import CPU, OperatorCall
 
 
 def add_workspace(operator: str, rule: Callable[..., int]) -> None:
@@ -22,7 +22,7 @@ def add_workspace(operator: str, rule: Callable[..., int]) -> None:
             hint="import the package that defines it first; names are like 'mylib::splitk'",
         )
 
-    def estimate(call: Call) -> int:
+    def estimate(call: OperatorCall) -> int:
         return int(rule(*call.args, **call.kwargs))
 
     for target in (CPU, CUDA):

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from fxmem.kernels.registry import Function, Target
+from fxmem.kernels.registry import Backend, Function
 from fxmem.patching import patch
 
 _NESTED = (
@@ -32,7 +32,7 @@ _NESTED = (
 
 
 @contextlib.contextmanager
-def lower_functions(target: Target) -> Iterator[Mapping[str, None]]:
+def lower_functions(target: Backend) -> Iterator[Mapping[str, None]]:
     """Replaces a target's functions within; modes entered later see a call before that.
 
     A mode of torch functions keeps modules of ``torch.nn`` from their fast paths in inference
@@ -65,7 +65,7 @@ def lower_functions(target: Target) -> Iterator[Mapping[str, None]]:
 
 
 def _overrides_functions(kind: type) -> bool:
-    """Tells whether a type of tensors overrides torch functions; ``has_torch_function`` of C++."""
+    """Returns whether a type of tensors overrides torch functions, as C++ decides it."""
     if kind is torch.Tensor:
         return False
     function = getattr(kind, "__torch_function__", _not_overridden)
@@ -99,7 +99,7 @@ class Lowering(TorchFunctionMode):
         target: What to replace with.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Backend) -> None:
         super().__init__()
         self._functions = target.functions
         self._functions |= {func: self._make_open(func) for func in _OPENED}

@@ -31,11 +31,10 @@ _OF_TORCH = frozenset(
         *("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "fsdp", "symm_mem"),
     }
 )
-_FOREIGN = "what kernels of extensions take is unknown"
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OperatorCall:
     """An operator, the arguments that it was called with, and what it returned.
 
     Attributes:
@@ -71,9 +70,9 @@ class Call:
         return storage_bytes(self.outputs)
 
 
-Estimator = Callable[[Call], Workspace]
-Limit = Callable[[Call], int]
-Keeper = Callable[[Call], tuple[tuple[str, int], ...]]
+Estimator = Callable[[OperatorCall], Workspace]
+Limit = Callable[[OperatorCall], int]
+Keeper = Callable[[OperatorCall], tuple[tuple[str, int], ...]]
 """From a call to names and bytes of what its library keeps from then on."""
 
 
@@ -92,7 +91,7 @@ def storage_bytes(outputs: object) -> int:
     return 0
 
 
-class Target:
+class Backend:
     """The differences between a target device and fake tensors, filled by the device's modules.
 
     Operators are named as in ``torch.ops.aten``, without ``.default``: ``"sum.dim_IntList"``.
@@ -100,18 +99,17 @@ class Target:
     Args:
         name: As in ``device=``.
         base: What holds for this target too unless it says otherwise.
-        device: Where the fake tensors lie that stand for those of the device.
+        device: The device of the fake tensors that stand for its tensors.
 
     Attributes:
         functions: From torch functions, as a ``TorchFunctionMode`` gets them, to replacements
             that take the same arguments.
         kernels: From operators to fake kernels that take the place of PyTorch's own, unless
             they return NotImplemented; below autograd, and seen by recordings as the operator.
-        estimators: From operators to what states their kernels' buffers.
-        libraries: From operators to what states the most that the library behind them may take
-            besides, as it chooses.
-        keepers: From operators to what states the memory that the library behind them takes at
-            its first use in a thread, and does not give back.
+        estimators: From operators to the workspace rules of their kernels.
+        libraries: From operators to rules for the most that a library may take besides.
+        keepers: From operators to rules for the memory that a library takes at its first use in
+            a thread, and does not give back.
         unmodelled: From operators whose kernels take memory that nothing here states, to why.
         movers: From classes of modules to what ``module.to(device)`` does besides moving tensors.
         make_scaler: Makes the gradient scaler of a step in float16; None where there is none.
@@ -121,7 +119,7 @@ class Target:
     def __init__(
         self,
         name: str,
-        base: Target | None = None,
+        base: Backend | None = None,
         device: torch.device = torch.device("cpu"),  # noqa: B008 - immutable
     ) -> None:
         self.name = name
@@ -139,12 +137,12 @@ class Target:
 
     @property
     def functions(self) -> dict[Function, Function]:
-        """The replacements, those of the base included."""
+        """The replacements, with the replacements of the base."""
         return (self._base.functions if self._base else {}) | self._functions
 
     @property
     def kernels(self) -> dict[OpOverload, Function]:
-        """The fake kernels, those of the base included."""
+        """The fake kernels, with the kernels of the base."""
         return (self._base.kernels if self._base else {}) | self._kernels
 
     def function(
@@ -158,15 +156,15 @@ class Target:
         return _register(self._kernels, find_operators(*operators))
 
     def workspace(self, *operators: str | OpOverload) -> Callable[[Estimator], Estimator]:
-        """Registers what states what these operators' kernels need beyond their outputs."""
+        """Registers the workspace rule of these operators."""
         return _register(self.estimators, find_operators(*operators))
 
     def library(self, *operators: str | OpOverload) -> Callable[[Limit], Limit]:
-        """Registers what states the most that a library may take besides."""
+        """Registers a rule for the most that a library may take besides."""
         return _register(self.libraries, find_operators(*operators))
 
     def keeper(self, *operators: str | OpOverload) -> Callable[[Keeper], Keeper]:
-        """Registers what states the memory that is kept after these operators."""
+        """Registers a rule for the memory that is kept after these operators."""
         return _register(self.keepers, find_operators(*operators))
 
     def leave_out(self, reason: str, *operators: str | OpOverload) -> None:
@@ -181,14 +179,18 @@ class Target:
         reasons = {str(operator): reason for operator, reason in self.unmodelled.items()}
         stated = {str(operator) for operator in (*self.estimators, *self.libraries)}
         found: dict[str, dict[str, None]] = {}
+        foreign: dict[str, None] = {}
         for name in dict.fromkeys(names):
             namespace, *rest = name.split(".")
             if name in reasons:
                 found.setdefault(reasons[name], {})[name] = None
             elif len(rest) == 2 and namespace not in _OF_TORCH and name not in stated:
-                found.setdefault(_FOREIGN, {})[f"{namespace}::{rest[0]}"] = None
+                foreign[f"{namespace}::{rest[0]}"] = None
         for reason, operators in found.items():
             yield f"Memory inside {', '.join(operators)} is not counted: {reason}."
+        if foreign:
+            hint = "counted as 0 (fxmem.register_workspace)"
+            yield f"The workspace of {', '.join(foreign)} is not known: {hint}."
 
     def mover(self, *classes: type[nn.Module]) -> Callable[[Mover], Mover]:
         """Registers what moving these modules does besides moving their tensors."""
@@ -199,7 +201,7 @@ class Target:
         self.contexts.append(context)
         return context
 
-    def estimate_workspace(self, func: OpOverload, call: Call) -> Workspace:
+    def estimate_workspace(self, func: OpOverload, call: OperatorCall) -> Workspace:
         """Returns what a kernel of this device holds inside itself; 0 where it has no buffers."""
         estimator = self.estimators.get(func)
         return 0 if estimator is None else estimator(call)
@@ -211,10 +213,10 @@ def import_modules(package: ModuleType) -> None:
         importlib.import_module(module.name)
 
 
-ANY = Target("any")
+ANY = Backend("any")
 """Differences between real tensors of any device and fake ones."""
 
-CPU = Target("cpu", ANY)
+CPU = Backend("cpu", ANY)
 """PyTorch's CPU build; filled by the modules of :mod:`fxmem.kernels.cpu`."""
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import zip_longest
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 from fxmem.graph import Blocks
+from fxmem.kernels.registry import Estimator, OperatorCall, as_tensor
 
 
 class PeakTrace:
@@ -68,27 +69,6 @@ class BlockTrace:
         return tuple(self._events)
 
 
-def is_like_channels_last(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Tells whether ``Tensor.suggest_memory_format`` answers channels last, in 4 or 5 dimensions.
-
-    c10/core/MemoryFormat.h, ``is_channels_last_strides_2d_s4`` and ``..._3d_s5``: strides must
-    not decrease in the order C, W, H, (D,) N; ambiguous ones count as contiguous.
-    """
-    order = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}.get(len(sizes))
-    if order is None or strides[1] == 0:
-        return False
-    least = 0
-    for dim in order:
-        if sizes[dim] == 0 or strides[dim] < least:
-            return False
-        if dim == 0 and least == strides[1]:
-            return False
-        least = strides[dim]
-        if sizes[dim] > 1:
-            least *= sizes[dim]
-    return True
-
-
 def broadcast_sizes(*tensors: Tensor) -> tuple[int, ...]:
     """The sizes that tensors have together."""
     shapes = [reversed(x.shape) for x in tensors]
@@ -102,7 +82,7 @@ def size_bytes(tensor: Tensor) -> int:
 
 
 def is_dense_in(x: Tensor, memory_format: torch.memory_format) -> bool:
-    """Tells whether a tensor is contiguous in a format, and has its number of dimensions."""
+    """Returns whether a tensor is contiguous in a format, and has its number of dimensions."""
     rank = {torch.channels_last: 4, torch.channels_last_3d: 5}.get(memory_format, x.dim())
     return x.dim() == rank and x.is_contiguous(memory_format=memory_format)
 
@@ -110,3 +90,30 @@ def is_dense_in(x: Tensor, memory_format: torch.memory_format) -> bool:
 def dense_bytes(x: Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> int:
     """Bytes that ``contiguous`` copies."""
     return 0 if is_dense_in(x, memory_format) else size_bytes(x)
+
+
+RESULT = "result"
+"""Stands for the results of an operator among its operands."""
+
+
+def copy_operands(*operands: int | str, like: int | str | None = None) -> Estimator:
+    """Makes the rule of a kernel that copies the operands that are not dense in its format.
+
+    Args:
+        operands: Positions among the arguments, or :data:`RESULT`; what is no tensor is left out.
+        like: The operand whose strides suggest the format; None for a contiguous one.
+    """
+
+    def list_tensors(call: OperatorCall, operand: int | str) -> list[Tensor]:
+        found = call.outputs if operand == RESULT else call.args[int(operand)]
+        values = found if isinstance(found, (list, tuple)) else [found]
+        return [value for value in values if isinstance(value, Tensor)]
+
+    def estimate(call: OperatorCall) -> int:
+        memory_format = torch.contiguous_format
+        if like is not None:
+            memory_format = suggest_memory_format(as_tensor(list_tensors(call, like)[0]))
+        copied = (x for operand in operands for x in list_tensors(call, operand))
+        return sum(dense_bytes(x, memory_format) for x in copied)
+
+    return estimate

@@ -1,7 +1,7 @@
 """Allocation of a step's memory by a caching allocator.
 
-The events of a step are replayed after those that led to it, from the model's move to the device
-on: the cache that the step before left decides which block a tensor gets, and how large it is.
+A step's events are replayed after everything before it, from the model's move to the device on:
+the cache that the step before left decides which block a tensor gets, and how large it is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from fxmem.graph import (
 )
 from fxmem.memory.allocator import (
     AllocatorSettings,
-    Block,
     BlockState,
     CachingAllocator,
     OutOfMemory,
@@ -31,6 +30,7 @@ from fxmem.memory.allocator import (
     TraceAction,
     TraceEvent,
     replay,
+    run_events,
 )
 from fxmem.memory.timeline import Action, Event, build_timeline
 
@@ -58,7 +58,7 @@ class WarmupPeak:
 class Allocation:
     """A step as the allocator serves it, on a device of unlimited memory."""
 
-    graph: MemoryGraph  # the memory graph with the sizes of blocks in place of those of requests
+    graph: MemoryGraph  # the memory graph, sized by blocks instead of requests
     # bytes that the allocator holds, after each event of the timeline
     reserved_bytes: tuple[int, ...]
     requested_bytes: tuple[int, ...]  # requested bytes in use, after each event
@@ -79,7 +79,7 @@ class Exhaustion:
     # a part of the optimizer's state; else empty
     storage: str = ""
     # whether memory runs out however much the CUDA context takes; else only if it takes the
-    # most that is known of it
+    # most that was ever measured
     is_certain: bool = True
 
 
@@ -102,7 +102,7 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockTrace:
+class AddressTrace:
     """The addresses of a step's blocks, and the allocator's events."""
 
     residents: tuple[Placement, ...]  # the resident storages, in segments that were there before
@@ -207,7 +207,7 @@ def find_first_operation(graph: MemoryGraph, event: int) -> FirstOperation | Non
     return graph.first_operations[rank] if rank >= 0 else None
 
 
-def trace_blocks(graph: MemoryGraph, settings: AllocatorSettings | None) -> BlockTrace:
+def trace_blocks(graph: MemoryGraph, settings: AllocatorSettings | None) -> AddressTrace:
     """Traces the addresses of each storage and workspace of a step.
 
     Args:
@@ -218,21 +218,13 @@ def trace_blocks(graph: MemoryGraph, settings: AllocatorSettings | None) -> Bloc
     return _trace_heap(graph) if settings is None else _trace_cache(graph, settings)
 
 
-def _trace_cache(graph: MemoryGraph, settings: AllocatorSettings) -> BlockTrace:
+def _trace_cache(graph: MemoryGraph, settings: AllocatorSettings) -> AddressTrace:
     events, first = _list_events(graph)
     seen: list[TraceEvent] = []
     allocator = CachingAllocator(settings, trace=seen.append)
-    blocks: dict[tuple[int | None, int], Block | None] = {}
     trace: list[tuple[TraceEvent, int]] = []
     residents: tuple[Placement, ...] = ()
-    for index, event in enumerate(events, -first):
-        owner = event.storage, event.block
-        if event.nbytes and event.action is Action.ALLOC:
-            blocks[owner] = allocator.allocate(event.nbytes, stream=event.stream)
-        elif event.nbytes:
-            allocator.free(blocks.pop(owner))
-        elif event.action is Action.EMPTY:
-            allocator.empty_cache()
+    for index, blocks in enumerate(run_events(events, allocator), -first):
         if index == -1:
             residents = tuple(
                 Placement(storage, block.address, block.requested_bytes)
@@ -242,10 +234,10 @@ def _trace_cache(graph: MemoryGraph, settings: AllocatorSettings) -> BlockTrace:
         if index >= 0:
             trace += [(happened, index) for happened in seen]
         seen.clear()
-    return BlockTrace(residents, tuple(trace), allocator.snapshot())
+    return AddressTrace(residents, tuple(trace), allocator.snapshot())
 
 
-def _trace_heap(graph: MemoryGraph) -> BlockTrace:
+def _trace_heap(graph: MemoryGraph) -> AddressTrace:
     end, places = _FIRST_ADDRESS, dict[tuple[int | None, int], tuple[int, int]]()
 
     def place(owner: tuple[int | None, int], nbytes: int) -> int:
@@ -274,7 +266,7 @@ def _trace_heap(graph: MemoryGraph) -> BlockTrace:
         SegmentState(address, nbytes, 0, False, False, (BlockState(address, nbytes, nbytes, True),))
         for address, nbytes in sorted(places.values())
     )
-    return BlockTrace(residents, tuple(trace), segments)
+    return AddressTrace(residents, tuple(trace), segments)
 
 
 def _list_events(graph: MemoryGraph) -> tuple[tuple[Event, ...], int]:

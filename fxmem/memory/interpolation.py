@@ -1,8 +1,8 @@
-"""Memory graphs of sizes of the inputs between or beyond those that were recorded.
+"""Memory graphs for input sizes between or beyond the recorded ones.
 
-What a storage takes is a polynomial of the batch, the sequence length or the resolution: of the
+The bytes of a storage are a polynomial of the batch, the sequence length or the resolution: of the
 first degree for most, of the second for scores of attention and for images. So the graphs of two
-or three sizes tell that of another, as long as the same operators run.
+or three sizes determine the graph of another, as long as the same operators run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def describe_structure(graph: MemoryGraph) -> Hashable:
 
 
 def interpolate_graph(graphs: Mapping[int, MemoryGraph], size: int) -> MemoryGraph:
-    """Computes the memory graph of a size from those of two or more others of one structure.
+    """Computes the memory graph of a size from two or more graphs of one structure.
 
     Kernels with other blocks inside from some size on, and what led to the step, are interpolated
     among the graphs that are there like that of the nearest size.

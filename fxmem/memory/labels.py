@@ -33,8 +33,8 @@ def label_storages(graph: MemoryGraph) -> tuple[str, ...]:
 def find_updated(graph: MemoryGraph, operation: Operation) -> tuple[str, ...]:
     """Finds the parameters whose update an operation of the optimizer is part of.
 
-    Those whose value, gradient or state it reads; where it reads none of these, those that its
-    arguments were computed from.
+    The parameters whose value, gradient or state the operation reads; where it reads none, the
+    parameters that its arguments were computed from.
 
     Args:
         graph: The memory graph of the step.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 
 from fxmem.graph import (
     Category,
@@ -16,7 +15,7 @@ from fxmem.graph import (
     Storage,
 )
 from fxmem.memory.labels import find_updated
-from fxmem.memory.timeline import Timeline
+from fxmem.memory.timeline import Timeline, sum_lives
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +106,12 @@ def list_category_bytes(graph: MemoryGraph) -> Mapping[Category, tuple[int, ...]
     Args:
         graph: The memory graph of the step.
     """
-    steps = len(graph.operations)
-    deltas = {category: [0] * (steps + 1) for category in Category}
+    lives: dict[Category, list[tuple[int, int, int | None]]] = {c: [] for c in Category}
     for storage in graph.storages:
-        deltas[storage.category][max(storage.born, 0)] += storage.nbytes
-        if storage.died is not None:
-            deltas[storage.category][storage.died + 1] -= storage.nbytes
-    for operation in graph.operations:
-        deltas[Category.WORKSPACE][operation.index] += operation.workspace_bytes
-        deltas[Category.WORKSPACE][operation.index + 1] -= operation.workspace_bytes
-    return {category: tuple(accumulate(d))[:-1] for category, d in deltas.items()}
+        lives[storage.category].append((storage.nbytes, storage.born, storage.died))
+    lives[Category.WORKSPACE] += ((o.workspace_bytes, o.index, o.index) for o in graph.operations)
+    steps = len(graph.operations)
+    return {category: tuple(sum_lives(each, steps).tolist()) for category, each in lives.items()}
 
 
 def find_live(graph: MemoryGraph, step: int) -> tuple[Storage, ...]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fxmem.passes.checkpoint_pass import CheckpointPass
-from fxmem.passes.inplace_pass import InplacePass
-from fxmem.passes.memory_prop import MemoryProp, NodeMemory
+from fxmem.passes.memory_prop import MemoryProp
+from fxmem.passes.plan_passes import CheckpointPass, InplacePass
+from fxmem.recording.annotation import NodeMemory
 
 __all__ = ["CheckpointPass", "InplacePass", "MemoryProp", "NodeMemory"]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from torch import fx, nn
@@ -13,37 +10,8 @@ from torch.fx import traceback
 
 from fxmem.analysis import Analysis
 from fxmem.analyzing import analyze_model
+from fxmem.recording.annotation import META, NodeMemory, measure_nodes
 from fxmem.tracing.fxgraph import NODE
-
-META = "fxmem"
-"""The key in ``node.meta`` of a node's :class:`NodeMemory`."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeMemory:
-    """Memory of one node of a graph in a step.
-
-    Attributes:
-        output_bytes: New storages in its result; a view or an in-place result counts 0.
-        saved_bytes: Storages that it was the first to save for backward; parameters, buffers and
-            inputs are not counted.
-        transient_bytes: How far its forward rises above the results that it leaves.
-        live_at_peak_bytes: Storages alive at the peak of the step that it made, in forward or in
-            its backward.
-        is_peak: Whether the step peaks in its forward or in its backward.
-        segments: Segments of a plan that recompute it, outermost first, by their names in the code
-            of the graph; set by :class:`fxmem.passes.CheckpointPass`.
-        is_inplace: Whether a plan has it overwrite its input; set by
-            :class:`fxmem.passes.InplacePass`.
-    """
-
-    output_bytes: int = 0
-    saved_bytes: int = 0
-    transient_bytes: int = 0
-    live_at_peak_bytes: int = 0
-    is_peak: bool = False
-    segments: tuple[str, ...] = ()
-    is_inplace: bool = False
 
 
 class MemoryProp:
@@ -89,36 +57,8 @@ class MemoryProp:
         return analysis
 
 
-def measure_nodes(analysis: Analysis, origins: Mapping[str, str]) -> dict[str, NodeMemory]:
-    """Sums the memory of an analysis's nodes over the nodes of a graph.
-
-    Args:
-        analysis: The analysis.
-        origins: By name of a node of the analysis, the node of the graph that it belongs to.
-
-    Returns:
-        By name of a node of the graph, its memory; without nodes that made nothing.
-    """
-    peak = analysis.peak
-    live_bytes = Counter[int | None]()
-    for storage in peak.live:
-        live_bytes[storage.node] += storage.nbytes
-    memory: dict[str, NodeMemory] = {}
-    for node in analysis.nodes:
-        if node.name in origins:
-            before = memory.get(origins[node.name], NodeMemory())
-            memory[origins[node.name]] = NodeMemory(
-                before.output_bytes + node.output_bytes,
-                before.saved_bytes + node.saved_bytes,
-                max(before.transient_bytes, node.transient_bytes),
-                before.live_at_peak_bytes + live_bytes[node.index],
-                before.is_peak or (peak.node is not None and peak.node.index == node.index),
-            )
-    return memory
-
-
 class _Interpreted(nn.Module):
-    """A graph module run node by node, which tells of each call the node that makes it."""
+    """A graph module run node by node, which names the node of each call."""
 
     def __init__(self, graph_module: fx.GraphModule) -> None:
         super().__init__()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from fxmem.analysis import Analysis, Setup, Shown
+from fxmem.analysis import Analysis, Setup
+from fxmem.report.blocks import Block
+from fxmem.report.result import Result
 
 SCHEMA_VERSION = 1
 
@@ -100,7 +101,7 @@ class RankMemory(Analysis):
 
 
 @dataclass(frozen=True)
-class Pipeline(Shown):
+class Pipeline(Result):
     """The memory of each rank of a pipeline.
 
     Attributes:
@@ -132,6 +133,14 @@ class Pipeline(Shown):
         peaks = [rank.peak_bytes for rank in self.ranks]
         return f"Pipeline(schedule={self.schedule!r}, peak_bytes={peaks})"
 
+    def list_blocks(self) -> list[Block]:
+        from fxmem.pipelines.text import list_pipeline_blocks
+
+        return list_pipeline_blocks(self)
+
+    def list_bars(self) -> Mapping[str, int | None]:
+        return {f"rank {rank.rank}": rank.peak_bytes for rank in self.ranks}
+
     def to_dict(self) -> dict[str, Any]:
         """The figures, as plain dicts, lists, strings and integers: what :meth:`to_json` writes."""
         ranks = [
@@ -157,7 +166,3 @@ class Pipeline(Shown):
             "fullest": self.fullest.rank,
             "ranks": ranks,
         }
-
-    def to_json(self, indent: int | None = None) -> str:
-        """:meth:`to_dict` as JSON."""
-        return json.dumps(self.to_dict(), indent=indent)

@@ -33,7 +33,7 @@ from fxmem.recording.options import (
     name_choice,
     resolve_options,
 )
-from fxmem.recording.step import Step
+from fxmem.recording.training import Step
 from fxmem.tracing.devices import translate_devices
 from fxmem.tracing.fakes import describe_inputs, make_fake_mode
 from fxmem.tracing.state import save_random_states

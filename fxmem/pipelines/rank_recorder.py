@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,17 +15,16 @@ from torch.distributed.pipelining.stage import PipelineStage
 
 from fxmem.errors import TraceError
 from fxmem.graph import Category, MemoryGraph, Operation, Phase
-from fxmem.kernels.registry import Target
+from fxmem.kernels.registry import Backend
 from fxmem.parallelism.process_group import run_outside_modes
-from fxmem.parallelism.reducer import has_reducers
 from fxmem.pipelines.pipeline import Actions, StageAction, Work
 from fxmem.pipelines.schedules import build_schedule
 from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.recorder import Recorder
-from fxmem.recording.residents import allocate_model, label_gradients, label_residents
+from fxmem.recording.residents import NamedInputs, label_gradients, label_states
 from fxmem.recording.size_hints import SizeHints
-from fxmem.recording.step import Step, imitate_target, lay_out, note_assumptions
-from fxmem.tracing.fxgraph import iterate_tensors
+from fxmem.recording.step import imitate_target, lay_out, note_assumptions
+from fxmem.recording.training import Step, Training
 from fxmem.tracing.tracer import Tracer
 
 Metas = tuple[Tensor, ...]
@@ -57,7 +55,7 @@ def name_stage(index: int) -> str:
 
 def find_outputs(
     step: Step,
-    target: Target,
+    target: Backend,
     hints: SizeHints | None,
     received: Metas | None,
     microbatches: int,
@@ -80,13 +78,12 @@ def find_outputs(
         TraceError: It returns something that cannot be sent to the stage that follows.
     """
     recorder = Recorder(target, hints, step.mesh)
-    with imitate_target(recorder, target):
+    with imitate_target(recorder, target), recorder:
         step = lay_out(step, recorder)
-        with recorder:
-            given, kwargs = _split_first(step, microbatches)
-            if received is not None:
-                given = _make_like(received, target.device)
-            output = step.model(*given, **kwargs)
+        given, kwargs = _split_first(step, microbatches)
+        if received is not None:
+            given = _make_like(received, target.device)
+        output = step.model(*given, **kwargs)
     values = output if isinstance(output, tuple | list) else (output,)
     other = [type(value).__name__ for value in values if not isinstance(value, Tensor)]
     if sender and other:
@@ -117,7 +114,7 @@ def _make_like(values: Iterable[Any], device: torch.device | str) -> tuple[Tenso
 
 
 def record_rank(
-    place: RankPlace, step: Step, *, target: Target, hints: SizeHints | None
+    place: RankPlace, step: Step, *, target: Backend, hints: SizeHints | None
 ) -> tuple[MemoryGraph, Actions, tuple[str, ...]]:
     """Runs two steps of a rank and records the second, the steady state.
 
@@ -134,40 +131,44 @@ def record_rank(
         The memory graph, what the rank does, and notes on how the step was run.
     """
     recorder = Recorder(target, hints, step.mesh)
-    with imitate_target(recorder, target) as notes:
-        runner = _RankRunner(lay_out(step, recorder), target, recorder, place)
-        graph = runner.run()
-        return graph, tuple(runner.actions), (*note_assumptions(recorder), *notes)
+    with imitate_target(recorder, target) as notes, recorder:
+        run_steps: Any = _RankTraining.run_steps
+        step = replace(lay_out(step, recorder), loop=run_steps)
+        tracer = Tracer(step.model, recorder)
+        training = _RankTraining(step, target, recorder, tracer, place)
+        training.run_loop()
+        graph = assemble_graph(recorder, tracer.nodes, tracer.calls)
+        return graph, tuple(training.actions), (*note_assumptions(recorder), *notes)
 
 
 class _Stage(PipelineStage):
     """PyTorch's stage, which tells what it runs."""
 
-    runner: _RankRunner
+    training: _RankTraining
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        self.runner.begin(Work.FORWARD, self.stage_index, fwd_chunk_id)
+        self.training.begin(Work.FORWARD, self.stage_index, fwd_chunk_id)
         output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
-        self.runner.recorder.label(output, Category.OUTPUT)
+        self.training.recorder.label(output, Category.OUTPUT)
         return output
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
-        with self.runner.trace():
+        with self.training.trace(Phase.FORWARD):
             return super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
         is_full = kwargs.get("full_backward", True)
         work = Work.BACKWARD if is_full else Work.BACKWARD_INPUT
-        self.runner.begin(work, self.stage_index, bwd_chunk_id)
+        self.training.begin(work, self.stage_index, bwd_chunk_id)
         super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
-        self.runner.recorder.label(self.bwd_cache.get(bwd_chunk_id), Category.GRADIENT)
+        self.training.recorder.label(self.bwd_cache.get(bwd_chunk_id), Category.GRADIENT)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
-        self.runner.begin(Work.BACKWARD_WEIGHT, self.stage_index, bwd_chunk_id)
+        self.training.begin(Work.BACKWARD_WEIGHT, self.stage_index, bwd_chunk_id)
         super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
-        label_gradients(self.runner.recorder, self.submod, ())  # whole, where shards are reduced
+        label_gradients(self.training.recorder, self.submod, ())  # whole, where shards are reduced
         super().perform_reduce_grad(grad_scale_factor)
 
     # Later releases have stages vote on whether all were told what they take and return.
@@ -179,14 +180,20 @@ class _Stage(PipelineStage):
         return torch.tensor([1])
 
 
-class _RankRunner:
-    """Runs steps of a rank, in functions whose locals live as long as in a training loop."""
+class _RankTraining(Training):
+    """The training of a rank: steps of its schedule.
 
-    def __init__(self, step: Step, target: Target, recorder: Recorder, place: RankPlace) -> None:
-        self.recorder = recorder
+    Attributes:
+        actions: What the rank does, from which operation on.
+    """
+
+    def __init__(
+        self, step: Step, target: Backend, recorder: Recorder, tracer: Tracer, place: RankPlace
+    ) -> None:
+        super().__init__(replace(step, make_optimizer=None), target, recorder, tracer)
         self.actions: list[tuple[int, StageAction | None]] = []
-        self._step, self._place = step, place
-        self._tracer: Tracer | None = None
+        self.recorder = recorder
+        self._place = place
         self._targets: list[Tensor | None] = []  # of each micro-batch
         self._losses = 0  # how many of the step were computed
         modules: Mapping[str, Any] = dict(step.model.named_children())
@@ -205,7 +212,7 @@ class _RankRunner:
             for index in place.own
         ]
         for stage in self._stages:
-            stage.runner = self
+            stage.training = self
         self._schedule = build_schedule(
             place.schedule, self._stages, place.microbatches, self._compute_loss
         )
@@ -214,48 +221,31 @@ class _RankRunner:
         make = step.make_optimizer
         self._optimizers = [make([*m.parameters()]) for m in modules.values()] if make else []
 
-    def run(self) -> MemoryGraph:
-        """Runs two steps, and describes the second."""
-        recorder, model = self.recorder, self._step.model
-        with recorder:
-            allocate_model(recorder, model)
-            self._label_residents()
-            self._run_step()
-            if has_reducers():
-                self._run_step()
-            gc.collect(0)  # as between steps (fxmem.recording.step)
-            self._label_residents()
-            tracer = Tracer(model, recorder, symbolic_sizes=False, builds_graph=False)
-            self._tracer = tracer
-            recorder.begin_step()
-            self._run_step()
-        return assemble_graph(recorder, tracer.nodes, tracer.calls)
-
-    def _run_step(self) -> None:
-        """Runs one step; the recording ends before what it returned is let go."""
-        recorder, place = self.recorder, self._place
-        for tensor in iterate_tensors((self._step.args, self._step.kwargs)):
-            tensor.grad = None
-        self._step.model.zero_grad()
+    def run_steps(self) -> None:
+        """Runs all steps."""
+        place, step = self._place, self._step
         is_first, is_last = 0 in place.own, place.stages - 1 in place.own
-        losses: list[Tensor] | None = [] if is_last else None
-        # What the loss is compared with is made beside the outputs.
-        target = torch.empty(place.microbatches, 0) if is_last else None
         settings = {} if place.return_outputs else {"return_outputs": False}
-        self._losses = 0
-        output = self._schedule.step(
-            *(self._step.args if is_first else ()),
-            target=target,
-            losses=losses,
-            **settings,
-            **self._step.kwargs,
-        )
-        recorder.label(output, Category.OUTPUT, "output")
-        label_gradients(recorder, self._step.model, ())
-        self._mark(None, Phase.OPTIMIZER)
-        for optimizer in self._optimizers:
-            optimizer.step()
-        recorder.end_step()
+        for _ in self.batches():
+            output = target = None
+            losses: list[Tensor] | None = None
+            self.optimizer.zero_grad()
+            self._losses = 0
+            losses = [] if is_last else None
+            # What the loss is compared with is made beside the outputs.
+            target = torch.empty(place.microbatches, 0) if is_last else None
+            output = self._schedule.step(
+                *(step.args if is_first else ()),
+                target=target,
+                losses=losses,
+                **settings,
+                **step.kwargs,
+            )
+            self.hold("output", output)
+            label_gradients(self.recorder, self.model, ())
+            self._mark(None, Phase.OPTIMIZER)
+            for optimizer in self._optimizers:
+                optimizer.step()
 
     def begin(self, work: Work, stage: int, microbatch: int) -> None:
         """Begins what a stage does."""
@@ -264,6 +254,8 @@ class _RankRunner:
 
     def _mark(self, action: StageAction | None, phase: Phase) -> None:
         recorder = self.recorder
+        if recorder.before_first is not None:
+            recorder.before_first()
         recorder.set_phase(phase)
         if recorder.ledger.recording:
             index = recorder.ledger.operation = len(recorder.operations)
@@ -271,47 +263,41 @@ class _RankRunner:
             self.actions.append((index, action))
 
     @contextmanager
-    def trace(self) -> Iterator[None]:
-        """Traces the module of a stage."""
-        if self._tracer is None:
+    def trace(self, phase: Phase) -> Iterator[None]:
+        """Traces the module of a stage, or the loss."""
+        self._set_phase(phase)
+        try:
             yield
-            return
-        with self.recorder.watch_saved(), self._tracer.tracing(Phase.FORWARD):
-            yield
+        finally:
+            self._tracer.set_phase(None)
 
     def _compute_loss(self, output: Any, _target: Any, **_: Any) -> Tensor:
-        loss, tracer, at = self._step.loss, self._tracer, self._losses
+        loss, at = self._step.loss, self._losses
         self._losses += 1
         if at == len(self._targets):
             make_target = loss.make_target
             self._targets.append(None if make_target is None else make_target(output))
-
-        def compute(output: Any) -> Tensor:
-            return loss.compute(output, self._targets[at])
-
-        self.recorder.set_phase(Phase.LOSS)
-        with self.recorder.watch_saved():
-            made = compute(output) if tracer is None else tracer.run_loss(compute, output)
-        self.recorder.label(made, Category.OUTPUT, "loss")
-        return made
+        with self.trace(Phase.LOSS):
+            return self.hold("loss", loss.compute(output, self._targets[at]))
 
     def _merge_outputs(self, chunks: Sequence[Any]) -> Any:
         self._mark(None, Phase.OPTIMIZER)
         return self._merge(chunks)
 
+    def _begin_backward(self, losses: Any) -> None:
+        pass  # a stage says that it begins
+
+    def _run_engine(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        return run(*args, **kwargs)
+
+    def _named_inputs(self) -> NamedInputs:
+        return [("input", (self._step.args, self._step.kwargs))]
+
     def _label_residents(self) -> None:
-        step = self._step
-        optimizers: list[torch.optim.Optimizer | None] = [*self._optimizers]
-        for optimizer in optimizers or [None]:
-            label_residents(
-                self.recorder,
-                step.model,
-                [("input", (step.args, step.kwargs))],
-                target=self._targets,
-                loss=step.loss.function,
-                optimizer=optimizer,
-                scaler_state=None,
-            )
+        super()._label_residents()
+        self.recorder.label(self._targets, Category.INPUT, "target")
+        for optimizer in self._optimizers:
+            label_states(self.recorder, self.model, optimizer)
         for stage in self._stages:
             for received, category in (
                 (stage.args_recv_info, Category.INPUT),

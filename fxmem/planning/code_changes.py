@@ -9,7 +9,7 @@ from typing import Any
 from fxmem.analysis import Analysis
 from fxmem.planning.dels.deletion import apply_deletions, find_deletions
 from fxmem.planning.inplace.fx_nodes import NODE, find_overwriting
-from fxmem.planning.inplace.overwriting import apply_inplace, find_inplace
+from fxmem.planning.inplace.inplace_changes import apply_inplace, find_inplace
 from fxmem.planning.model.index import build_index
 from fxmem.planning.outcome import measure_graph, measure_plan
 from fxmem.planning.plan import InplaceChange, Plan, fingerprint_graph

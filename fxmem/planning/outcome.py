@@ -9,10 +9,10 @@ from fxmem.analysis import Analysis
 from fxmem.graph import MemoryGraph, Phase
 from fxmem.memory.allocation import measure_allocation, run_on_device
 from fxmem.memory.timeline import build_timeline
-from fxmem.planning.inplace.overwriting import apply_inplace
-from fxmem.planning.micro_batches import find_last_micro_batch, take_last_micro_batch
+from fxmem.planning.inplace.inplace_changes import apply_inplace
+from fxmem.planning.last_micro_batch import find_last_micro_batch, take_last_micro_batch
 from fxmem.planning.model.index import StepIndex, build_index
-from fxmem.planning.model.segments import SegmentRange
+from fxmem.planning.model.segment_ranges import SegmentRange
 from fxmem.planning.model.simulate import Simulation, build_graph, simulate_segments
 from fxmem.planning.plan import MODULES, Plan, Segment
 from fxmem.units import format_bytes
@@ -104,8 +104,8 @@ def find_shortage(
         analysis: Of the step.
         plan: A plan for the step; None for the step as it is.
         memory_bytes: All memory of the device.
-        context_bytes: What CUDA's context takes of it.
-        margin_bytes: What is to be left of it besides.
+        context_bytes: The share of CUDA's context.
+        margin_bytes: Memory to be left free besides.
     """
     is_changed = plan is not None and (plan.segments or plan.inplace or plan.dels)
     if analysis.settings is None:

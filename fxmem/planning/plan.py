@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import Enum
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from fxmem.analysis import Analysis, Shown
 from fxmem.errors import UsageError
 from fxmem.graph import MemoryGraph, Phase, SourceLocation
+from fxmem.report.blocks import Block
+from fxmem.report.formats import TIMELINE, TRADEOFF
+from fxmem.report.result import Result
+
+if TYPE_CHECKING:
+    from fxmem.analysis import Analysis
+    from fxmem.planning.outcome import PlannedStep
 
 PLAN_VERSION = 3
 _HALF = 8
@@ -34,7 +40,7 @@ class Segment:
         recompute_s: Seconds that it adds: by the roofline, and for running again at all.
         recompute_flops: FLOPs of the recomputation.
         random: Whether it may draw random numbers, whose generator's state is then kept.
-        runs_whole: Whether backward runs all of it again, and not only up to the last save.
+        runs_whole: Whether backward runs the whole segment again, not only up to the last save.
         norms: Modules of its batch normalisations, which the recomputation must not update.
         states: Names of other buffers that it changes, such as the vectors of spectral
             normalisation: the recomputation must begin with their former values.
@@ -108,7 +114,7 @@ class LimitKind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A node, or a module, that plans cannot use as they use others.
+    """A node or module that plans must not recompute, or not start at.
 
     Attributes:
         node: Its name.
@@ -126,7 +132,7 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan(Shown):
+class Plan(Result):
     """A way to run a step in less memory.
 
     Attributes:
@@ -134,8 +140,8 @@ class Plan(Shown):
         baseline_peak_bytes: The peak without the plan.
         peak_bytes: The peak with the plan.
         reserved_bytes: The caching allocator's share of the device then; the peak on the CPU.
-        overhead: Added seconds, over those of the step by the roofline of the target.
-        overhead_flops: Added FLOPs, over those of the step.
+        overhead: Added time, as a share of the step's by the roofline of the target.
+        overhead_flops: Added FLOPs, as a share of the step's.
         segments: The nodes that are recomputed.
         inplace: Operations that can run in place: under :func:`fxmem.apply` in inference, as part
             of ``peak_bytes``; in training, changes to the user's own code.
@@ -151,8 +157,8 @@ class Plan(Shown):
             segment is all of a module's call, and its ``fqn`` says whose.
         size_hint: What was assumed of sizes that depend on data; None for nothing.
         fx_graph: The ``torch.fx.Graph`` of the model, where the plan was made in this process.
-        analysis: The analysis that it was made from, likewise; of one rank of many processes, the
-            analysis of the step with the plan.
+        analysis: The analysis that the plan was made from, if in this process; of one rank of many
+            processes, the analysis of the step with the plan.
     """
 
     fingerprint: str
@@ -197,11 +203,54 @@ class Plan(Shown):
             return None
         return max(0.0, self.overhead - self.lower_bound_overhead)
 
-    def to_json(self, indent: int | None = 2) -> str:
-        """Writes the plan as JSON, which :meth:`from_json` reads."""
+    def check(self, graph: MemoryGraph, command: str = "fxmem plan -o") -> None:
+        """Checks that the plan was made for a step, and names the command that makes another.
+
+        Raises:
+            UsageError: The plan was made for another model, other inputs, or other sizes of either.
+        """
+        found = fingerprint_graph(graph)
+        if found == self.fingerprint:
+            return
+        if found[:_HALF] == self.fingerprint[:_HALF]:
+            cause = "the plan was made for other sizes, of the inputs or of the model's layers"
+        else:
+            cause = "the plan was made for another model or other inputs"
+        raise UsageError(cause, hint=f"make a new one with {command}")
+
+    def trace(self, analysis: Analysis) -> PlannedStep | None:
+        """Traces the step that the plan makes; None where its peak is not what the plan says."""
+        from fxmem.planning.outcome import trace_plan
+
+        return trace_plan(analysis, self)
+
+    def find_step(self, analysis: Analysis) -> Analysis | None:
+        """Finds the analysis of the step with the plan; None as :meth:`trace`."""
+        from fxmem.planning.outcome import find_planned_step
+
+        return find_planned_step(analysis, self)
+
+    def list_blocks(self) -> list[Block]:
+        from fxmem.planning.text import list_plan_blocks
+
+        return list_plan_blocks(self)
+
+    def list_bars(self) -> Mapping[str, int | None]:
+        return {"without the plan": self.baseline_peak_bytes, "with the plan": self.peak_bytes}
+
+    def draw_pictures(self) -> Iterator[tuple[str, bytes]]:
+        if self.analysis is not None:
+            plan = None if self.analysis.setup.mesh else self
+            yield from self.analysis.draw([TIMELINE], plan=plan)
+
+    def to_dict(self) -> dict[str, Any]:
         values = asdict(strip_plan(self))
         del values["fx_graph"], values["analysis"]
-        return json.dumps({"plan_version": PLAN_VERSION, **values}, indent=indent)
+        return {"plan_version": PLAN_VERSION, **values}
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """Writes the plan as JSON, which :meth:`from_json` reads."""
+        return Result.to_json(self, indent)
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -255,7 +304,7 @@ class CheckpointPrice:
     overhead_flops: float
 
 
-class Front(Shown, tuple[Plan, ...]):
+class Front(Result, tuple[Plan, ...]):
     """The trade-offs of a step, cheapest first: a tuple of plans that shows itself as a table."""
 
     __slots__ = ()
@@ -263,6 +312,19 @@ class Front(Shown, tuple[Plan, ...]):
     def __repr__(self) -> str:
         ends = " ... ".join(str(plan.peak_bytes) for plan in self[:: max(len(self) - 1, 1)])
         return f"Front(<{len(self)} plans>, peak_bytes=<{ends}>)"
+
+    def list_blocks(self) -> list[Block]:
+        from fxmem.planning.text import list_front_blocks
+
+        return list_front_blocks(self)
+
+    def draw_pictures(self) -> Iterator[tuple[str, bytes]]:
+        if self[0].analysis is not None:
+            yield from self[0].analysis.draw([TRADEOFF], front=tuple(self))
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """Writes the plans as a list."""
+        return json.dumps([plan.to_dict() for plan in self], indent=indent)
 
 
 _Part = TypeVar("_Part", Segment, InplaceChange, DelPoint, Limit)
@@ -282,25 +344,9 @@ def _read(part: type[_Part], entry: Mapping[str, Any]) -> _Part:
 def fingerprint_graph(graph: MemoryGraph) -> str:
     """Digests the nodes of a model (the first half) and their shapes (the second).
 
-    The loss is no part of it, nor are dtypes, which autocast decides.
+    The loss does not count, nor do dtypes, which autocast decides.
     """
     nodes = [node for node in graph.nodes if node.phase is Phase.FORWARD]
     described = [(node.name, node.target, node.inputs) for node in nodes]
     parts = (described, [node.shape for node in nodes])
     return "".join(hashlib.sha256(repr(part).encode()).hexdigest()[:_HALF] for part in parts)
-
-
-def check_fingerprint(plan: Plan, graph: MemoryGraph, command: str) -> None:
-    """Checks that a plan was made for a step, and names the command that makes another.
-
-    Raises:
-        UsageError: The plan was made for another model, other inputs, or other sizes of either.
-    """
-    found = fingerprint_graph(graph)
-    if found == plan.fingerprint:
-        return
-    if found[:_HALF] == plan.fingerprint[:_HALF]:
-        cause = "the plan was made for other sizes, of the inputs or of the model's layers"
-    else:
-        cause = "the plan was made for another model or other inputs"
-    raise UsageError(cause, hint=f"make a new one with {command}")

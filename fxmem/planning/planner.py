@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 from fxmem.analysis import Analysis
 from fxmem.errors import InfeasibleError, UsageError
-from fxmem.memory.allocation import measure_allocation, run_on_device
+from fxmem.memory.allocation import measure_allocation
 from fxmem.memory.liveness import build_profile
 from fxmem.memory.timeline import build_timeline
 from fxmem.planning.code_changes import add_changes, plan_changes
-from fxmem.planning.micro_batches import take_last_micro_batch
-from fxmem.planning.model.modules import name_spans
+from fxmem.planning.last_micro_batch import take_last_micro_batch
+from fxmem.planning.model.module_choices import name_spans
 from fxmem.planning.model.recomputation import iterate_runs, plan_runs
-from fxmem.planning.model.segments import nest_spans
+from fxmem.planning.model.segment_ranges import nest_spans
 from fxmem.planning.model.simulate import build_graph, simulate_segments
-from fxmem.planning.outcome import locate_segments
+from fxmem.planning.outcome import find_shortage, locate_segments
 from fxmem.planning.plan import MODULES, Front, Plan
-from fxmem.planning.step import PlanningStep, check_analysis, describe_segments, prepare_step
+from fxmem.planning.prepared_step import (
+    PlanningStep,
+    check_analysis,
+    describe_segments,
+    prepare_step,
+)
 from fxmem.planning.strategies.bound import bound_cost
+from fxmem.planning.strategies.builtin import resolve_strategy
 from fxmem.planning.strategies.problem import Candidate, Goal, PlanProblem, Strategy, run_strategy
-from fxmem.planning.strategies.registry import resolve_strategy
 from fxmem.units import format_bytes, resolve_bytes
 
 _SLACK = 1.02
@@ -41,21 +48,19 @@ def pareto(
     *,
     by_flops: bool = False,
     points: int = 20,
-    time_limit_s: float | None = None,
     style: str | None = None,
-    strategy: str | Strategy | None = None,
+    **search: Any,
 ) -> Front:
     """Lists the trade-offs of a step: :func:`fxmem.pareto`, whose arguments these are."""
     step = prepare_step(analysis, style)
-    problem = make_problem(step, by_flops)
-    run_strategy(problem, resolve_strategy(strategy), time_limit_s)
-    front = _leave_out_poor(problem.price_runs(step.price_run(by_flops)))
+    front, _ = _search(step, Goal(by_flops=by_flops), **search)
+    front = _leave_out_poor(front)
     if len(front) > points:  # both ends, and peaks between them closer to each other as they fall
         most, least = front[0].peak_bytes, front[-1].peak_bytes
         goals = [most * (least / most) ** (at / (points - 1)) for at in range(points)]
         nearest = (min(front, key=lambda c: abs(c.peak_bytes - goal)) for goal in goals)
         front = [*dict.fromkeys(nearest)]
-    return Front(_describe(step, c, _measure(step, c), in_full=False) for c in front)
+    return Front(_make_plan(step, candidate, in_full=False) for candidate in front)
 
 
 def plan(
@@ -64,49 +69,38 @@ def plan(
     budget: str | float | None = None,
     max_overhead: float | None = None,
     max_overhead_flops: float | None = None,
-    time_limit_s: float | None = None,
     style: str | None = None,
-    strategy: str | Strategy | None = None,
+    **search: Any,
 ) -> Plan:
     """Finds the plan that keeps a limit: :func:`fxmem.plan`, whose arguments these are."""
     check_analysis(analysis)
-    budget_bytes = None if budget is None else resolve_bytes(budget)
     if analysis.setup.mode == "infer":
+        budget_bytes = math.inf if budget is None else resolve_bytes(budget)
         changes = plan_changes(analysis)
-        if budget_bytes is not None and changes.peak_bytes > budget_bytes:
+        if changes.peak_bytes > budget_bytes:
             raise InfeasibleError(
-                f"no plan within {format_bytes(budget_bytes)} was found; with all changes the step"
-                f" takes {format_bytes(changes.peak_bytes)}"
+                f"no plan within {format_bytes(int(budget_bytes))} was found; with all changes the"
+                f" step takes {format_bytes(changes.peak_bytes)}"
             )
         return changes
-    limit = resolve_limit(budget, max_overhead, max_overhead_flops)
-    step, part = prepare_step(analysis, style), take_last_micro_batch(analysis)
-    by_flops = limit.by_flops
-    problem = make_problem(step, by_flops, Goal(limit.budget_bytes, limit.most))
-    is_over = run_strategy(problem, resolve_strategy(strategy), time_limit_s)
-    front = problem.price_runs(step.price_run(by_flops))
-    if limit.budget_bytes is not None:
-        return add_changes(part, _choose_within(step, front, limit.budget_bytes, is_over))
-    leanest = next(
-        candidate
-        for candidate in reversed(_leave_out_poor(front))  # the first adds nothing
-        if _measure_overhead(step, candidate)[by_flops] <= limit.most
-    )
-    return add_changes(part, _describe(step, leanest, _measure(step, leanest)))
-
-
-@dataclass(frozen=True, slots=True)
-class PlanLimit:
-    """The limit that a plan keeps."""
-
-    budget_bytes: int | None = None
-    most: float = math.inf  # overhead, of time or of FLOPs
-    by_flops: bool = False
+    goal = resolve_limit(budget, max_overhead, max_overhead_flops)
+    step = prepare_step(analysis, style)
+    front, is_over = _search(step, goal, **search)
+    if goal.overhead is None:
+        found = _choose_within(step, front, goal, is_over)
+    else:
+        leanest = next(
+            candidate
+            for candidate in reversed(_leave_out_poor(front))  # the first adds nothing
+            if _measure_overhead(step, candidate)[goal.by_flops] <= goal.overhead
+        )
+        found = _make_plan(step, leanest)
+    return add_changes(take_last_micro_batch(analysis), found)
 
 
 def resolve_limit(
     budget: str | float | None, max_overhead: float | None, max_overhead_flops: float | None
-) -> PlanLimit:
+) -> Goal:
     """Checks the limit of a plan.
 
     Raises:
@@ -119,16 +113,14 @@ def resolve_limit(
             hint="budget='8GiB', max_overhead=0.1 or max_overhead_flops=0.1",
         )
     if budget is not None:
-        return PlanLimit(resolve_bytes(budget))
+        return Goal(resolve_bytes(budget))
     share = max_overhead if max_overhead_flops is None else max_overhead_flops
     if isinstance(share, bool) or not (isinstance(share, int | float) and share >= 0):
         raise UsageError(f"an overhead cannot be {share!r}", hint="0.1 for a tenth more")
-    return PlanLimit(most=share, by_flops=max_overhead is None)
+    return Goal(overhead=share, by_flops=max_overhead is None)
 
 
-def plan_fitting(
-    analysis: Analysis, *, time_limit_s: float | None = None, style: str | None = None
-) -> Plan:
+def plan_fitting(analysis: Analysis, *, style: str | None = None, **search: Any) -> Plan:
     """Finds the cheapest plan whose step fits the target GPU; at once one for a step that fits.
 
     The caching allocator is simulated in the GPU's memory, of which the CUDA context takes its
@@ -138,8 +130,8 @@ def plan_fitting(
 
     Args:
         analysis: Of the step.
-        time_limit_s: As for :func:`fxmem.plan`.
         style: As for :func:`fxmem.plan`.
+        search: The other arguments of :func:`fxmem.plan`.
 
     Raises:
         InfeasibleError: No plan was found whose step fits.
@@ -153,31 +145,22 @@ def plan_fitting(
     if analysis.exhaustion is None:
         return step.base
     room_bytes = gpu.capacity_bytes - context_bytes
-    problem = make_problem(step, by_flops=False, goal=Goal(room_bytes))
-    run_strategy(problem, resolve_strategy(None), time_limit_s)
-    front = problem.price_runs(step.price_run(by_flops=False))
+    front, _ = _search(step, Goal(room_bytes), **search)
+
+    def make_plan(at: int) -> Plan:
+        return _make_plan(step, front[at], in_full=False)
 
     def find_cause(at: int) -> str:
-        assert step.settings is not None and gpu is not None
-        graph = build_graph(simulate_segments(step.requested, front[at].segments))
-        run = run_on_device(graph, step.settings, gpu.capacity_bytes, context_bytes)
-        return "" if run.exhaustion is None else run.exhaustion.cause
+        return find_shortage(analysis, make_plan(at), gpu.capacity_bytes, context_bytes)
 
-    fitting = len(front) - 1
-    cause = find_cause(fitting)
-    if cause:
+    last = len(front) - 1
+    if cause := find_cause(last):
         raise InfeasibleError(
             f"no plan was found whose step fits {gpu.name}; with the leanest, {cause}"
         )
-    failing = next(at for at, c in enumerate(front) if c.peak_bytes <= room_bytes * _SLACK) - 1
-    while fitting - failing > 1:
-        middle = (failing + fitting) // 2
-        if find_cause(middle):
-            failing = middle
-        else:
-            fitting = middle
-    chosen = front[fitting]
-    return _describe(step, chosen, _measure(step, chosen), in_full=False)
+    first = next(at for at, c in enumerate(front) if c.peak_bytes <= room_bytes * _SLACK)
+    fits = bisect_left(range(last), True, lo=first, key=lambda at: not find_cause(at))
+    return make_plan(fits)
 
 
 def transfer_plan(analysis: Analysis, plan: Plan) -> Plan | None:
@@ -186,37 +169,48 @@ def transfer_plan(analysis: Analysis, plan: Plan) -> Plan | None:
     named = {node.name for node in step.index.graph.nodes}
     if not named >= {name for each in plan.segments for name in (each.first, each.last)}:
         return None
-    segments = locate_segments(step.index, plan.segments)
-    candidate = make_problem(step, by_flops=False).score_segments(segments)
-    part = take_last_micro_batch(analysis)
-    return add_changes(part, _describe(step, candidate, _measure(step, candidate)))
+    candidate = make_problem(step).score_segments(locate_segments(step.index, plan.segments))
+    return add_changes(take_last_micro_batch(analysis), _make_plan(step, candidate))
 
 
 def plan_modules(analysis: Analysis, choices: Mapping[str, Collection[str]]) -> dict[str, Plan]:
     """Makes plans that recompute modules chosen by name; none where one of those cannot be."""
     step = prepare_step(analysis, MODULES)
-    problem = make_problem(step, by_flops=False)
+    problem = make_problem(step)
     modules = {choice.fqn: choice.spans for choice in step.modules}
     plans = {}
     for name, chosen in choices.items():
         if modules.keys() >= {*chosen}:
             spans = nest_spans(span for fqn in chosen for span in modules[fqn])
-            candidate = problem.score_segments(spans)
-            plans[name] = _describe(step, candidate, _measure(step, candidate), in_full=False)
+            plans[name] = _make_plan(step, problem.score_segments(spans), in_full=False)
     return plans
 
 
-def make_problem(step: PlanningStep, by_flops: bool, goal: Goal | None = None) -> PlanProblem:
+def make_problem(step: PlanningStep, goal: Goal | None = None) -> PlanProblem:
     """Makes the problem that strategies propose segments for."""
+    goal = goal or Goal()
     return PlanProblem(
         step.index,
         step.limits,
-        step.list_costs(by_flops),
-        step.list_costs(not by_flops),
+        step.list_costs(goal.by_flops),
+        step.list_costs(not goal.by_flops),
         step.modules,
         step.base.style == MODULES,
-        goal or Goal(),
+        goal,
     )
+
+
+def _search(
+    step: PlanningStep,
+    goal: Goal,
+    *,
+    strategy: str | Strategy | None = None,
+    time_limit_s: float | None = None,
+) -> tuple[Sequence[Candidate], bool]:
+    """Searches for plans; returns the front, and whether the search came to its end in time."""
+    problem = make_problem(step, goal)
+    is_over = run_strategy(problem, resolve_strategy(strategy), time_limit_s)
+    return problem.price_runs(step.price_run(goal.by_flops)), is_over
 
 
 def _leave_out_poor(front: Sequence[Candidate]) -> Sequence[Candidate]:
@@ -233,8 +227,9 @@ def _leave_out_poor(front: Sequence[Candidate]) -> Sequence[Candidate]:
 
 
 def _choose_within(
-    step: PlanningStep, front: Sequence[Candidate], budget_bytes: int, is_over: bool
+    step: PlanningStep, front: Sequence[Candidate], goal: Goal, is_over: bool
 ) -> Plan:
+    budget_bytes = goal.budget_bytes or 0
     for candidate in front:
         # The search adds up blocks as the plain step has them; another order may give others.
         if candidate.peak_bytes <= budget_bytes * _SLACK:
@@ -264,7 +259,7 @@ def _choose_within(
 
 
 def _measure_overhead(step: PlanningStep, candidate: Candidate) -> tuple[float, float]:
-    """Measures the seconds and FLOPs that a candidate adds, over those of the step."""
+    """Measures the seconds and FLOPs that a candidate adds, as shares of the step's."""
     runs = [*iterate_runs(plan_runs(step.index, candidate.segments))]
     again = [operation for run in runs for operation in run.list_operations(step.index)]
     flops = sum(step.index.graph.operations[index].flops for index in again)
@@ -290,6 +285,10 @@ def _measure(step: PlanningStep, candidate: Candidate) -> Plan:
     )
 
 
+def _make_plan(step: PlanningStep, candidate: Candidate, *, in_full: bool = True) -> Plan:
+    return _describe(step, candidate, _measure(step, candidate), in_full=in_full)
+
+
 def _describe(
     step: PlanningStep, candidate: Candidate, measured: Plan, *, in_full: bool = True
 ) -> Plan:
@@ -298,7 +297,7 @@ def _describe(
     if in_full:
         bound_s = bound_cost(step.index, step.limits, step.costs_s, candidate.peak_bytes)
         bound_s += step.run_s * (bound_s > 0)  # whatever is computed again, at least once
-        # The plan is one of those that it bounds, but for rounding.
+        # The bound holds for this plan too, but for rounding.
         bound = min(bound_s / (step.step_s or 1.0), measured.overhead)
     return replace(
         measured,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import fx, nn
@@ -13,21 +14,26 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from fxmem.errors import FxmemError
-from fxmem.kernels.registry import Target
+from fxmem.kernels.registry import Backend
 from fxmem.loading.building import replace_converted
 from fxmem.parallelism.process_group import make_mesh
 from fxmem.parallelism.wrapping import copy_model, parallelize_model, shard_optimizer
 from fxmem.recording.constants import remember_inputs
 from fxmem.recording.failures import explain_failure
+from fxmem.recording.loops import infer
 from fxmem.recording.losses import Loss
 from fxmem.recording.optimizers import OptimizerFactory
 from fxmem.recording.options import Options, load_choice
-from fxmem.recording.step import Recording, Step, record_step, trace_forward
+from fxmem.recording.step import Recording, record_step, trace_forward
+from fxmem.recording.training import Step
 from fxmem.tracing.devices import keep_default_on_cpu, translate_devices
 from fxmem.tracing.fakes import lies_on_accelerator, make_fake_inputs
 from fxmem.tracing.fxgraph import list_calls
 from fxmem.tracing.swapping import settle_lazy, swap_in_fakes
 from fxmem.tracing.values import answer_fake_checks
+
+if TYPE_CHECKING:
+    from fxmem.analysis import Analysis
 
 _Recorded = TypeVar("_Recorded")
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -81,6 +87,7 @@ class Blueprint:
             make_optimizer = self.make_optimizer
             if make_optimizer and options.layout and options.layout.knobs.shards_state:
                 make_optimizer = shard_optimizer(make_optimizer)
+            outputs = {k: v for k, v in options.loop.settings.items() if k == "outputs"}
             yield Step(
                 model=self.model if options.layout is None else copy_model(self.model),
                 args=args,
@@ -89,7 +96,7 @@ class Blueprint:
                 inference_mode=options.inference_mode,
                 loss=self.loss,
                 make_optimizer=make_optimizer if train else None,
-                loop=options.loop,
+                loop=options.run_loop if train else functools.partial(infer, **outputs),
                 autocast=options.autocast_to,
                 parallelize=None if options.layout is None else self._parallelize,
                 mesh=() if options.layout is None else options.layout.mesh,
@@ -101,7 +108,7 @@ class Blueprint:
         assert layout is not None
         device = self.options.target.name
         mesh = make_mesh(layout, device)
-        is_aside = self.options.loop.side_stream and layout.parallelize == "ddp"
+        is_aside = self.options.has_side_stream and layout.parallelize == "ddp"
         stream: Any = torch.cuda.Stream  # show_gpu's
         stream = stream() if is_aside and device == "cuda" else None
         with torch.cuda.stream(stream) if stream else contextlib.nullcontext():
@@ -144,6 +151,12 @@ class Blueprint:
         with self.make_step() as step, self._replace_functions():
             return trace_forward(step, options.target, hints=options.hints)
 
+    def make_graph_module(self, analysis: Analysis) -> fx.GraphModule | None:
+        """Makes the traced forward of the analysis that this is the blueprint of."""
+        from fxmem.recording.annotation import make_graph_module
+
+        return make_graph_module(analysis)
+
     def is_hinted(self, graph: fx.Graph) -> bool:
         """Tells whether other sizes lead to another graph, with the fake mode active."""
         calls = [*list_calls(graph)]
@@ -167,7 +180,7 @@ class Blueprint:
             yield
 
 
-def _place_module(module: nn.Module, target: Target) -> None:
+def _place_module(module: nn.Module, target: Backend) -> None:
     """Moves parameters, their gradients and buffers as ``module.to(device)`` does.
 
     Other tensors of the module stay where the user has them.

@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from fxmem.kernels.registry import ANY
 from fxmem.recording.bounds import bound_result
 from fxmem.recording.size_hints import SizeHints
-from fxmem.tracing.fxgraph import PLAIN
+from fxmem.tracing.containers import PLAIN
 from fxmem.tracing.values import (
     DRAW,
     MAX_ELEMENTS,

@@ -15,7 +15,7 @@ from torch.nn import functional
 from fxmem.errors import TraceError, UsageError
 from fxmem.specs import strip_torch
 from fxmem.tracing.conditions import read_autocast
-from fxmem.tracing.fxgraph import iterate_tensors
+from fxmem.tracing.containers import iterate_tensors
 
 _OF_CLASSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cross_entropy": functional.cross_entropy,

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fxmem.graph import Effect, SourceLocation
-from fxmem.kernels.registry import Call, Target, Workspace
+from fxmem.kernels.registry import Backend, OperatorCall, Workspace
 from fxmem.recording.constants import (
     answer_operator,
     is_known_index,
@@ -22,8 +22,8 @@ from fxmem.recording.constants import (
 from fxmem.recording.ledger import Ledger
 from fxmem.recording.size_hints import SizeHints
 from fxmem.specs import strip_torch
+from fxmem.tracing.containers import iterate_tensors
 from fxmem.tracing.fakes import TensorCopier
-from fxmem.tracing.fxgraph import iterate_tensors
 from fxmem.tracing.operator_cache import Key, OperatorCache, make_key
 from fxmem.tracing.source import find_source
 from fxmem.tracing.values import DRAW, find_known, remember_constant
@@ -105,7 +105,7 @@ class OperatorRunner:
         is_routed: Scores choose experts, and not the tokens of a text.
     """
 
-    def __init__(self, target: Target, ledger: Ledger, hints: SizeHints) -> None:
+    def __init__(self, target: Backend, ledger: Ledger, hints: SizeHints) -> None:
         self.draws: dict[SourceLocation | None, None] = {}
         self.routings: dict[SourceLocation | None, bool] = {}
         self._target = target
@@ -158,7 +158,7 @@ class OperatorRunner:
                     result.fake_device = tensor.fake_device
         return result
 
-    def count_flops(self, func: Any, call: Call) -> int:
+    def count_flops(self, func: Any, call: OperatorCall) -> int:
         """Counts FLOPs as ``torch.utils.flop_counter`` does, once for like calls."""
         count = find_flop_formula(func)
         if count is None:
@@ -171,7 +171,7 @@ class OperatorRunner:
             self._flops[key] = flops
         return self._flops[key]
 
-    def estimate_workspace(self, func: Any, call: Call) -> Workspace:
+    def estimate_workspace(self, func: Any, call: OperatorCall) -> Workspace:
         func = _RUN_BY.get(func.name(), func) if func.namespace == "fsdp" else func
         if func not in self._target.estimators:
             return 0
@@ -180,7 +180,7 @@ class OperatorRunner:
             return 0
         return self._target.estimate_workspace(func, call)
 
-    def estimate_library_bytes(self, func: Any, call: Call) -> int:
+    def estimate_library_bytes(self, func: Any, call: OperatorCall) -> int:
         """Estimates the most that the library behind the kernel may choose to take besides."""
         estimate = self._target.libraries.get(func)
         if estimate is None or not self._ledger.is_counted(call.args[0]):
@@ -190,7 +190,7 @@ class OperatorRunner:
     def list_kept(self, func: Any, args: tuple[Any, ...]) -> tuple[tuple[str, int], ...]:
         """Lists names and bytes of memory that the library keeps from its first use on."""
         keeper = self._target.keepers.get(func)
-        return () if keeper is None else keeper(Call(args, {}))
+        return () if keeper is None else keeper(OperatorCall(args, {}))
 
 
 def check_dtypes(func: Any, args: tuple[Any, ...]) -> None:

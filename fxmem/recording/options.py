@@ -15,11 +15,13 @@ from fxmem.kernels.cpu import CPU
 from fxmem.kernels.cuda import CUDA
 from fxmem.kernels.cuda.attention.backends import BACKENDS, note_preference
 from fxmem.kernels.cuda.gpu import Gpu, describe_gpu
-from fxmem.kernels.registry import Target
+from fxmem.kernels.registry import Backend
 from fxmem.loading.parsing import is_target
 from fxmem.loading.target import load_function
-from fxmem.loop import Loop, resolve_loop
+from fxmem.loop import Loop
 from fxmem.parallelism.layout import NO_KNOBS, Knobs, Layout, ParallelizeChoice, resolve_layout
+from fxmem.plugins import load_plugins
+from fxmem.recording.loops import SIDE_STREAMS, LoopChoice, LoopFunction, resolve_loop
 from fxmem.recording.losses import resolve_loss
 from fxmem.recording.optimizers import resolve_optimizer
 from fxmem.recording.size_hints import SizeHint, SizeHints, read_size_hint
@@ -40,17 +42,23 @@ class Options:
 
     mode: str  # train or infer
     inference_mode: bool  # whether inference runs under inference_mode, else under no_grad
-    target: Target  # the device whose kernels run the step
+    target: Backend  # the device whose kernels run the step
     gpu: GpuModel | None  # the target GPU; None for any
     architecture: Gpu  # the properties of the GPU that the choice of kernels depends on
     dtype: str | None  # of parameters and floating inputs; None for their own
     autocast: str | None  # the dtype of forward and loss under autocast, as the caller wrote it
     autocast_to: torch.dtype | None  # the same, as PyTorch takes it
     loop: Loop  # around the model
+    run_loop: LoopFunction  # the same, to be called with the training
     frontend: str | None  # asked for
     size_hint: SizeHint  # how many elements nonzero and the like find; None to refuse them
     hints: SizeHints  # the same, read
     layout: Layout | None = None  # on a mesh of processes; None for one process
+
+    @property
+    def has_side_stream(self) -> bool:
+        """Whether the loop builds ``DistributedDataParallel`` under a stream of its own."""
+        return self.loop.name in SIDE_STREAMS
 
     def list_notes(self, operators: Iterable[str]) -> Iterator[str]:
         """Lists what is not counted or was assumed of a step's operators, a sentence each."""
@@ -68,7 +76,7 @@ def resolve_options(
     attention: str | None = None,
     dtype: str | torch.dtype | None = None,
     autocast: str | torch.dtype | None = None,
-    loop: str | Loop = "plain",
+    loop: LoopChoice = "plain",
     accumulate: int | None = None,
     set_to_none: bool | None = None,
     hold_outputs: bool | None = None,
@@ -84,6 +92,7 @@ def resolve_options(
     Raises:
         UsageError: An argument is not understood, or contradicts another.
     """
+    load_plugins()
     device = str(device)  # a torch.device has its name
     check_mode(mode)
     if inference_mode and mode != "infer":
@@ -113,6 +122,7 @@ def resolve_options(
     outputs = None if hold_outputs is None else "next step" if hold_outputs else "step"
     settings = {"accumulate": accumulate, "set_to_none": set_to_none, "outputs": outputs}
     given = {name: value for name, value in settings.items() if value is not None}
+    named_loop, run_loop = resolve_loop(loop, given)
     return Options(
         mode=mode,
         inference_mode=inference_mode,
@@ -122,7 +132,8 @@ def resolve_options(
         dtype=None if dtype is None else parse_dtype(dtype),
         autocast=autocast,
         autocast_to=getattr(torch, autocast_name) if autocast_name else None,
-        loop=resolve_loop(loop, given),
+        loop=named_loop,
+        run_loop=run_loop,
         frontend=frontend if layout is None else "record",
         size_hint=size_hint,
         layout=layout,

@@ -30,7 +30,7 @@ from fxmem.graph import (
     measure_blocks,
 )
 from fxmem.kernels.cuda.gpu import current_state, find_stream
-from fxmem.kernels.registry import Call, Target, Workspace
+from fxmem.kernels.registry import Backend, OperatorCall, Workspace
 from fxmem.parallelism.collectives import describe_collective
 from fxmem.parallelism.foreach import run_on_locals
 from fxmem.parallelism.layout import Mesh
@@ -48,8 +48,8 @@ from fxmem.recording.operators import (
     find_overwritable,
 )
 from fxmem.recording.size_hints import SizeHints
+from fxmem.tracing.containers import iterate_tensors
 from fxmem.tracing.fakes import LeanDispatchMode, find_inner, is_wrapper
-from fxmem.tracing.fxgraph import iterate_tensors
 from fxmem.tracing.source import find_source
 from fxmem.tracing.values import keep_value
 from fxmem.versions.operators import aten
@@ -82,9 +82,10 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         makes_graph: Whether the backward that runs makes a graph of its own (``create_graph=``).
+        before_first: Is called before the next operator, with which a step begins.
     """
 
-    def __init__(self, target: Target, hints: SizeHints | None = None, mesh: Mesh = ()) -> None:
+    def __init__(self, target: Backend, hints: SizeHints | None = None, mesh: Mesh = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ledger = Ledger(target.device)
         self.operations: list[Operation] = []  # since begin_step
@@ -100,6 +101,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self.first_step = FirstStepLog()
         self.seeding: dict[SourceLocation | None, None] = {}  # lines of forward that seed
         self.makes_graph = False
+        self.before_first: Callable[[], None] | None = None
         self._packing = False
         self._phase = Phase.FORWARD
         self._node: int | None = None
@@ -184,9 +186,6 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
     @contextmanager
     def watch_saved(self) -> Iterator[None]:
         """Records what autograd saves for backward while active."""
-        if not self.ledger.recording:
-            yield
-            return
         saving: Any = torch._C._autograd
         disable = torch.autograd.graph.disable_saved_tensors_hooks
 
@@ -294,6 +293,8 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
     def _watch(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], read: list[torch.Tensor]
     ) -> Any:
+        if self.before_first is not None:
+            self.before_first()
         running, result = torch._C._current_autograd_node(), None
         in_backward = self._phase is Phase.BACKWARD
         if running is not None or in_backward:  # forward may run a backward of its own
@@ -330,7 +331,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
                     f"a tensor of {size} elements{at} fits no device",
                     hint="check the inputs' sizes",
                 )
-        call = Call(args, kwargs, result)
+        call = OperatorCall(args, kwargs, result)
         workspace = self.runner.estimate_workspace(func, call)
         kept = self.runner.list_kept(func, args)
 
@@ -356,7 +357,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
     def _record(
         self,
         func: Any,
-        call: Call,
+        call: OperatorCall,
         read: list[torch.Tensor],
         made: list[torch.Tensor],
         workspace: Workspace,

@@ -11,7 +11,7 @@ from torch import nn
 from fxmem.graph import Category
 from fxmem.parallelism.wrapping import iterate_unsharded
 from fxmem.recording.recorder import Recorder
-from fxmem.tracing.fxgraph import iterate_tensors
+from fxmem.tracing.containers import iterate_tensors
 from fxmem.tracing.reach import find_grad, iterate_reached
 
 NamedInputs = Iterable[tuple[str, Any]]
@@ -41,8 +41,7 @@ def label_residents(
     Tensors of the user's loss function are labelled if the step has met them.
     """
     label, inputs = recorder.label, [*inputs]
-    names: dict[Any, str] = {parameter: name for name, parameter in model.named_parameters()}
-    for parameter, name in names.items():
+    for name, parameter in model.named_parameters():
         label(parameter, Category.PARAMETER, name)
     for name, buffer in model.named_buffers():
         label(buffer, Category.BUFFER, name)
@@ -58,15 +57,21 @@ def label_residents(
     reached = [*iterate_held(model), ("", optimizer), ("", inner)]
     for _, holder in reached:
         if isinstance(holder, torch.optim.Optimizer):
-            for owner, values in holder.state.items():
-                for key, value in values.items():
-                    label(value, Category.OPTIMIZER_STATE, f"{names.get(owner, '')}.{key}")
+            label_states(recorder, model, holder)
     label(scaler_state, Category.OPTIMIZER_STATE, "gradient scaler")
     label_gradients(recorder, model, inputs)
     for name, value in reached:
         if isinstance(value, torch.Tensor):
             label(find_grad(value), Category.GRADIENT, f"{name}.grad")
             label(value, Category.BUFFER, name)
+
+
+def label_states(recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Labels the states of an optimizer by the names of the parameters."""
+    names: dict[Any, str] = {parameter: name for name, parameter in model.named_parameters()}
+    for owner, values in optimizer.state.items():
+        for key, value in values.items():
+            recorder.label(value, Category.OPTIMIZER_STATE, f"{names.get(owner, '')}.{key}")
 
 
 def label_gradients(recorder: Recorder, model: nn.Module, inputs: NamedInputs) -> None:

@@ -27,5 +27,5 @@ STYLES = {
     Category.COMMUNICATION: Style("#d55e00", "#c0561a", "/-"),
     Category.WORKSPACE: Style("#d8d3c8", "#8d877a", "|/"),
 }
-"""In the order in which they are stacked: those that change least at the bottom, and workspaces,
+"""In the order of stacking: what changes least at the bottom, and workspaces,
 which are not storages, on top."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
-from fxmem.advice.finders import find_findings
-from fxmem.advice.finding import Finding
-from fxmem.analysis import Analysis, Setup
+from fxmem.finding import Finding
 from fxmem.gpus import CONTEXT_BYTES
 from fxmem.graph import Category, Node, Phase, SourceLocation
 from fxmem.memory.allocation import Exhaustion
 from fxmem.memory.labels import label_operator
+
+if TYPE_CHECKING:
+    from fxmem.analysis import Analysis, Setup
 
 _ALIKE = 0.01  # share of the peak by which the first step's may differ without a word
 
@@ -140,7 +142,7 @@ def build_document(analysis: Analysis) -> Document:
         device=tuple(_list_device(analysis)),
         fit=fit,
         first_step=first_step,
-        findings=find_findings(analysis),
+        findings=analysis.findings,
         notes=tuple(_write_notes(analysis)),
     )
 

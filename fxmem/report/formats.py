@@ -1,24 +1,26 @@
-"""The table of output formats.
+"""The table of formats of files, by their suffixes.
 
-A further format is a module with a function that writes it, and a line in :data:`FORMATS`; the
-help of ``fxmem render`` and its errors list what the table has. Modules of formats are imported
-when they draw: each has libraries of its own.
+Reports are written from the blocks of any result, pictures are drawn of a step. Modules that draw
+are imported when they draw: each has libraries of its own.
 """
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from fxmem.errors import UsageError
+from fxmem.report.blocks import render_csv, render_markdown, render_text
 
 if TYPE_CHECKING:
     from fxmem.analysis import Analysis
     from fxmem.planning.plan import Plan
     from fxmem.report.graph.dot import Picture
+    from fxmem.report.result import Result
 
 GRAPH, TIMELINE, TRADEOFF, SNAPSHOT, REPORT = "graph", "timeline", "tradeoff", "snapshot", "report"
 """Views of a step: drawn by Graphviz; by matplotlib, twice; for PyTorch's viewer; all in one."""
@@ -33,10 +35,16 @@ class RenderOptions:
     expand: bool = False  # to every operation, and each of the blocks that repeat
     plan: Plan | None = None  # to show on the step
     front: tuple[Plan, ...] = ()  # the step's trade-offs, from :func:`fxmem.pareto`
+    shown: Mapping[str, Any] = field(default_factory=dict)  # what ``list_blocks`` takes
+    width: int | None = None  # columns of text; None for no limit
 
     def __post_init__(self) -> None:
         if self.depth is not None and self.depth < 1:
             raise UsageError(f"--depth must be 1 or more, got {self.depth}")
+
+
+View = Callable[[Any, RenderOptions, str], str | bytes]
+"""Takes a result, options and the name of the format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +52,14 @@ class Format:
     """A kind of file."""
 
     suffixes: tuple[str, ...]  # in lower case, the usual one first
-    views: Mapping[str, Callable[[Analysis, RenderOptions, str], bytes]]  # the default first
+    views: Mapping[str, View]  # the default first
     is_text: bool = False  # a terminal can show it
+    is_report: bool = False  # of any result, else a picture of a step
     needs_engine: bool = False  # Graphviz draws its graph
 
 
 def draw_picture(analysis: Analysis, options: RenderOptions) -> Picture:
     """Builds the picture of the graph, with the plan on it."""
-    from fxmem.planning.plan import check_fingerprint
     from fxmem.report.document import build_document
     from fxmem.report.graph.dot import build_picture
     from fxmem.report.graph.tree import Detail
@@ -59,23 +67,22 @@ def draw_picture(analysis: Analysis, options: RenderOptions) -> Picture:
 
     document, overlay = build_document(analysis), NO_OVERLAY
     if options.plan is not None:
-        check_fingerprint(options.plan, analysis.graph, "fxmem plan -o")
+        options.plan.check(analysis.graph)
         overlay = lay_plan(options.plan, document.nodes)
     return build_picture(build_view(document, overlay, Detail(options.depth, options.expand)))
 
 
-def _draw_graph(analysis: Analysis, options: RenderOptions, kind: str) -> bytes:
+def _draw_graph(analysis: Analysis, options: RenderOptions, kind: str) -> str | bytes:
     from fxmem.report.graph.engine import draw_dot
 
     source: str = draw_picture(analysis, options).source
-    return source.encode() if kind == "dot" else draw_dot(source, kind)
+    return source if kind == "dot" else draw_dot(source, kind)
 
 
 def _draw_timeline(analysis: Analysis, options: RenderOptions, kind: str) -> bytes:
-    from fxmem.planning.outcome import find_planned_step
     from fxmem.report.plots import draw_timeline
 
-    planned = None if options.plan is None else find_planned_step(analysis, options.plan)
+    planned = None if options.plan is None else options.plan.find_step(analysis)
     return draw_timeline(analysis, kind, options.plan, planned)
 
 
@@ -86,37 +93,72 @@ def _draw_tradeoff(analysis: Analysis, options: RenderOptions, kind: str) -> byt
 
 
 def _write_snapshot(analysis: Analysis, options: RenderOptions, kind: str) -> bytes:
-    from fxmem.planning.outcome import find_planned_step
     from fxmem.report.snapshot import write_snapshot
 
-    step = analysis if options.plan is None else find_planned_step(analysis, options.plan)
+    step = analysis if options.plan is None else options.plan.find_step(analysis)
     if step is None:
         cause = "the step with this plan does not have the plan's peak"
         raise UsageError(cause, hint="make the plan again with this version of fxmem")
     return write_snapshot(step)
 
 
-def _write_page(analysis: Analysis, options: RenderOptions, kind: str) -> bytes:
-    from fxmem.report.html import write_html
+def _write_page(result: Any, options: RenderOptions, kind: str) -> str:
+    from fxmem.report.graph.engine import draw_dot
+    from fxmem.report.html import write_fragment, write_html
 
+    analysis = result.pictured
+    if analysis is None:
+        title = html.escape(result.list_blocks()[0].text)
+        head = f'<!doctype html>\n<meta charset="utf-8">\n<title>{title}</title>\n'
+        return head + write_fragment(result)
     svg, note = b"", ""
     try:
-        svg = _draw_graph(analysis, options, "svg")
+        svg = draw_dot(draw_picture(analysis, options).source, "svg")
     except UsageError as error:  # the report is worth having without a picture
         note = f"The graph is not drawn: {error}."
-    return write_html(analysis, options.plan, options.front, svg, note).encode()
+    return write_html(analysis, options.plan, options.front, svg, note)
 
 
-_PICTURES = {GRAPH: _draw_graph, TIMELINE: _draw_timeline, TRADEOFF: _draw_tradeoff}
-FORMATS: Mapping[str, Format] = {
+def _write_blocks(result: Result, options: RenderOptions, kind: str) -> str:
+    if kind == "json":
+        return f"{result.to_json(indent=2)}\n"
+    blocks = result.list_blocks(**options.shown)
+    if kind == "txt":
+        return render_text(blocks, options.width)
+    return render_markdown(blocks) if kind == "md" else render_csv(blocks)
+
+
+_PICTURES: Mapping[str, View] = {
+    GRAPH: _draw_graph,
+    TIMELINE: _draw_timeline,
+    TRADEOFF: _draw_tradeoff,
+}
+_BLOCKS: Mapping[str, View] = {REPORT: _write_blocks}
+FORMATS: dict[str, Format] = {
     "dot": Format((".dot", ".gv"), {GRAPH: _draw_graph}, is_text=True),
     "svg": Format((".svg",), _PICTURES, is_text=True, needs_engine=True),
     "png": Format((".png",), _PICTURES, needs_engine=True),
     "pdf": Format((".pdf",), _PICTURES, needs_engine=True),
-    "html": Format((".html", ".htm"), {REPORT: _write_page}, is_text=True),
+    "html": Format((".html", ".htm"), {REPORT: _write_page}, is_text=True, is_report=True),
     "pickle": Format((".pickle",), {SNAPSHOT: _write_snapshot}),
+    "txt": Format((".txt",), _BLOCKS, is_text=True, is_report=True),
+    "md": Format((".md",), _BLOCKS, is_text=True, is_report=True),
+    "csv": Format((".csv",), _BLOCKS, is_text=True, is_report=True),
+    "json": Format((".json",), _BLOCKS, is_text=True, is_report=True),
 }
-SUFFIXES = ", ".join(entry.suffixes[0] for entry in FORMATS.values())
+
+
+def add_format(suffix: str, renderer: Callable[[Any], str | bytes]) -> None:
+    """Registers a format of reports: :func:`fxmem.register_format`."""
+    if not suffix.startswith(".") or len(suffix) < 2:
+        raise UsageError(f"{suffix!r} is not a suffix", hint="such as '.tex'")
+    views: Mapping[str, View] = {REPORT: lambda result, options, kind: renderer(result)}
+    FORMATS[suffix[1:].lower()] = Format((suffix.lower(),), views, is_text=True, is_report=True)
+
+
+def list_suffixes() -> str:
+    """Lists the usual suffixes of all formats."""
+    return ", ".join(entry.suffixes[0] for entry in FORMATS.values())
 
 
 def find_format(path: str | os.PathLike[str]) -> str:
@@ -131,7 +173,7 @@ def find_format(path: str | os.PathLike[str]) -> str:
             return kind
     suffix = os.path.splitext(name)[1]
     cause = f"unknown output format {suffix!r}" if suffix else f"{name!r} has no suffix"
-    raise UsageError(cause, hint=f"use {SUFFIXES}")
+    raise UsageError(cause, hint=f"use {list_suffixes()}")
 
 
 def find_view(kind: str, options: RenderOptions) -> str:
@@ -152,16 +194,31 @@ def find_view(kind: str, options: RenderOptions) -> str:
     return view
 
 
-def render(analysis: Analysis, kind: str, options: RenderOptions) -> bytes:
-    """Draws an analysis; refuses a plan for another model."""
-    from fxmem.planning.plan import check_fingerprint
-
-    view = find_view(kind, options)
+def render(result: Any, kind: str, options: RenderOptions) -> str | bytes:
+    """Writes a result in a format; refuses a plan for another model."""
+    view, entry, subject = find_view(kind, options), FORMATS[kind], result
+    if not entry.is_report:
+        subject = result.pictured
+        if subject is None:
+            reports = ", ".join(e.suffixes[0] for e in FORMATS.values() if e.is_report)
+            raise UsageError(f"{kind} is for a step, not for this result", hint=f"use {reports}")
     if options.plan is not None:
-        if analysis.setup.mesh is not None:
+        if subject.setup.mesh is not None:
             raise UsageError(
                 "plans are not drawn on the step of a rank",
                 hint="draw fxmem.analyze(fxmem.apply(model, plan), ..., mesh=...)",
             )
-        check_fingerprint(options.plan, analysis.graph, "fxmem plan -o")
-    return FORMATS[kind].views[view](analysis, options, kind)
+        options.plan.check(subject.graph)
+    return entry.views[view](subject, options, kind)
+
+
+def write_file(result: Any, path: str | os.PathLike[str], options: RenderOptions) -> None:
+    """Writes a result to a file, whose suffix chooses the format."""
+    written = render(result, find_format(path), options)
+    with open(path, "wb") as file:
+        file.write(encode(written))
+
+
+def encode(written: str | bytes) -> bytes:
+    """Encodes text for a file; names may hold what is no Unicode."""
+    return written if isinstance(written, bytes) else written.encode("utf-8", "backslashreplace")

@@ -1,4 +1,4 @@
-"""The HTML report: one interactive page in one file, which loads nothing."""
+"""HTML: the interactive page of a step in one file, which loads nothing, and parts of pages."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from fxmem.analysis import Analysis
-from fxmem.planning.outcome import PlannedStep, trace_plan
-from fxmem.planning.plan import Plan
 from fxmem.report.categories import STYLES
 from fxmem.report.document import build_document
+from fxmem.report.module_table import list_modules
 from fxmem.report.page_data import build_page_data
-from fxmem.report.tables import escape_controls
+from fxmem.report.tables import Table, escape_controls
 from fxmem.report.text import (
     write_first_step,
     write_fit,
@@ -32,8 +30,15 @@ from fxmem.report.text import (
 )
 from fxmem.units import format_bytes, format_flops
 
+if TYPE_CHECKING:
+    from fxmem.analysis import Analysis
+    from fxmem.planning.outcome import PlannedStep
+    from fxmem.planning.plan import Plan
+    from fxmem.report.result import Result
+
 _TEMPLATES = files("fxmem.report") / "templates"
 _SCRIPTS = ("base.js", "chart.js", "timeline.js", "tables.js", "plan.js", "main.js")
+_DEPTH = 2  # of the modules' table, which is there besides the report
 _SVG, _TITLE = "http://www.w3.org/2000/svg", "{http://www.w3.org/1999/xlink}title"
 
 
@@ -46,20 +51,20 @@ def write_html(
 ) -> str:
     """Writes the report as one file.
 
-    Its script and its style are part of it, and its content policy lets nothing else run and
-    nothing be loaded. Names are data: the template escapes them, and the script sets texts only.
+    The file has its own script and style, and a content policy under which nothing else runs and
+    nothing is loaded. Names are data: the template escapes them, and the script sets texts only.
     Without the picture of the graph by Graphviz (``svg``), the page has ``graph_note`` instead.
     """
     document, planned = build_document(analysis), None
     # A saved report lacks what it takes to trace a plan.
     if plan is not None and (analysis.graph.saves or not analysis.graph.saved):
-        planned = trace_plan(analysis, plan)
+        planned = plan.trace(analysis)
     text: str = load_template("report.html").render(
         document=document,
-        headline=write_headline(document.headline),
-        subject=write_subject(document.setup),
-        first_step=[*write_first_step(document)],
-        fit=None if document.fit is None else write_fit(document.fit),
+        headline=escape_controls(write_headline(document.headline)),
+        subject=escape_controls(write_subject(document.setup)),
+        first_step=[*map(escape_controls, write_first_step(document))],
+        fit=None if document.fit is None else escape_controls(write_fit(document.fit)),
         plan=plan,
         has_planned=planned is not None,
         plan_notes=[] if plan is None else [*_list_plan_notes(plan, planned, front)],
@@ -71,6 +76,29 @@ def write_html(
         style_hash=_hash(read_style()),
         script=Markup(read_script()),
         script_hash=_hash(read_script()),
+    )
+    return text
+
+
+def write_fragment(result: Result) -> str:
+    """Writes a report as a part of a page: tables, and pictures as far as they can be drawn."""
+    blocks = [
+        block.drop_empty() if isinstance(block, Table) else block for block in result.list_blocks()
+    ]
+    step: Any = result  # of which an analysis alone has modules
+    modules = getattr(step, "modules", None)
+    graph, plots = "", list[str]()
+    for view, svg in result.draw_pictures():
+        if view == "graph":
+            graph = Markup(clean_svg(svg))
+        else:  # in a frame of its own: matplotlib's ids and styles are for a whole page
+            plots.append(base64.b64encode(svg).decode())
+    text: str = load_template("notebook.html").render(
+        blocks=[(type(block).__name__, block) for block in blocks],
+        modules=modules and list_modules(modules, step.setup.model, _DEPTH).drop_empty(),
+        plots=plots,
+        graph=graph,
+        bars={label: nbytes for label, nbytes in result.list_bars().items() if nbytes},
     )
     return text
 

@@ -7,12 +7,10 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, fields
 from enum import Enum
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from fxmem.advice.finders import find_findings
-from fxmem.advice.finding import Finding
-from fxmem.analysis import Analysis, Setup
 from fxmem.errors import UsageError
+from fxmem.finding import Finding
 from fxmem.graph import (
     Category,
     Effect,
@@ -25,7 +23,10 @@ from fxmem.graph import (
     Storage,
 )
 from fxmem.loop import Loop
-from fxmem.memory.modules import SUMS
+from fxmem.memory.module_tree import SUMS
+
+if TYPE_CHECKING:
+    from fxmem.analysis import Analysis
 
 SCHEMA_VERSION = 1
 _Record = TypeVar("_Record")
@@ -71,7 +72,7 @@ def list_values(analysis: Analysis) -> dict[str, Any]:
         },
         "breakdown": {category.value: n for category, n in analysis.breakdown.items()},
         **{name: getattr(analysis, name) for name in _TOTALS},
-        "findings": [list_finding(finding) for finding in find_findings(analysis)],
+        "findings": [list_finding(finding) for finding in analysis.findings],
         "nodes": [_list_fields(node) for node in analysis.nodes],
         "modules": [
             {name: _to_plain(getattr(module, name)) for name in _MODULE}
@@ -114,21 +115,14 @@ def _to_plain(value: Any) -> Any:
     return value.value if isinstance(value, Enum) else value
 
 
-def read_analysis(text: str) -> Analysis:
-    """Reads the analysis of a saved report, which serves for drawing alone.
-
-    Its sizes are those that the allocator handed out; its reserved bytes and all that a plan is
-    made from are not in a report.
-    """
-    report = parse_report(text)
-    with refuse_damage():
-        graph = MemoryGraph(
-            nodes=tuple(read_record(Node, node) for node in report["nodes"]),
-            storages=tuple(read_record(Storage, storage) for storage in report["storages"]),
-            operations=tuple(read_record(Operation, each) for each in report["operations"]),
-            saved=tuple(read_record(SavedTensor, saved) for saved in report["saved"]),
-        )
-        return Analysis(read_record(Setup, report), graph)
+def read_graph(report: Mapping[str, Any]) -> MemoryGraph:
+    """Reads the memory graph of a saved report."""
+    return MemoryGraph(
+        nodes=tuple(read_record(Node, node) for node in report["nodes"]),
+        storages=tuple(read_record(Storage, storage) for storage in report["storages"]),
+        operations=tuple(read_record(Operation, each) for each in report["operations"]),
+        saved=tuple(read_record(SavedTensor, saved) for saved in report["saved"]),
+    )
 
 
 def parse_report(text: str) -> dict[str, Any]:

@@ -6,18 +6,17 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby
 
-from fxmem.memory.modules import SUMS, Module
-from fxmem.report.tables import Table
+from fxmem.memory.module_tree import SUMS, Module
+from fxmem.report.tables import Bytes, Flops, Table
 from fxmem.report.text import write_shape
-from fxmem.units import format_bytes, format_flops
 
 DEPTH = 3
 _HEADERS = ("module", "class", "result", "parameters", "forward", "backward", "output", "saved")
 _AT_PEAK = "at the peak"
 
 
-def write_modules(model: Module, name: str, depth: int = DEPTH, width: int | None = None) -> Table:
-    """Writes the table of a model's modules down to a depth; the model's own row is the first.
+def list_modules(model: Module, name: str, depth: int = DEPTH) -> Table:
+    """Lists the table of a model's modules down to a depth; the model's own row is the first.
 
     Each row includes the modules in it. Of equal modules that follow each other there is one row,
     with their sums.
@@ -30,8 +29,8 @@ def write_modules(model: Module, name: str, depth: int = DEPTH, width: int | Non
         sizes = (module.output_bytes, module.saved_bytes, module.live_bytes)
         figures = (
             f"{module.parameters:,}" if module.parameters else "-",
-            *(format_flops(n) if n else "-" for n in flops),
-            *(format_bytes(n) if n else "-" for n in sizes),
+            *(Flops(n) if n else "-" for n in flops),
+            *(Bytes(n) if n else "-" for n in sizes),
         )
         label = "- " * level + (label or name)
         rows.append((label, called, write_shape(module.shape), *figures))
@@ -42,7 +41,6 @@ def write_modules(model: Module, name: str, depth: int = DEPTH, width: int | Non
         right=[*_HEADERS[3:], _AT_PEAK],
         names=["module", "class"],
         optional=["result", "output", "backward", "class", "forward"],
-        width=width,
         rest=f"Each row includes the modules in it{copies_too}.",
     )
 
@@ -67,7 +65,7 @@ def _list_rows(
 
 
 def _skip_lists(modules: Iterable[Module]) -> Iterator[Module]:
-    """Yields modules, in place of those that only hold others what these hold."""
+    """Yields modules, and the children of lists of modules in place of the lists."""
     for module in modules:
         if module.fqn and not module.class_name and not module.nodes:
             yield from _skip_lists(module.children)

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fxmem.analysis import Analysis
 from fxmem.graph import Category, Storage
 from fxmem.memory.labels import label_operator
-from fxmem.memory.modules import Module
-from fxmem.planning.outcome import PlannedStep
-from fxmem.planning.plan import Plan
+from fxmem.memory.module_tree import Module
 from fxmem.report.categories import STYLES
 from fxmem.report.document import Document, NodeRow
 from fxmem.report.tables import escape_controls
 from fxmem.report.text import write_shape
+
+if TYPE_CHECKING:
+    from fxmem.analysis import Analysis
+    from fxmem.planning.outcome import PlannedStep
+    from fxmem.planning.plan import Plan
 
 NONE = -1  # stands for no node, no text, and no operation
 _SUMS = ("output_bytes", "saved_bytes", "live_bytes", "forward_flops", "backward_flops")

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fxmem.analysis import Analysis
 from fxmem.errors import UsageError
 from fxmem.graph import Category, Operation, Phase
 from fxmem.memory.liveness import list_category_bytes
-from fxmem.planning.plan import Plan
 from fxmem.report.categories import STYLES
 from fxmem.report.document import build_document
 from fxmem.report.tables import escape_controls, shorten
@@ -26,6 +24,9 @@ from fxmem.units import format_bytes
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from fxmem.analysis import Analysis
+    from fxmem.planning.plan import Plan
 
 _COLUMNS = 200  # moments that are drawn at most; of those between, the one with the most bytes
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -208,9 +209,9 @@ def _start_figure(
     """Makes a figure titled with the answer, whose heights are in a unit of short numbers."""
     from matplotlib.figure import Figure
 
-    model = escape_controls(analysis.setup.model)
+    model = analysis.setup.model
     rest = write_subject(analysis.setup).removeprefix(f"{model}; ")
-    lines = [shorten(line, _WIDEST_TITLE) for line in (model, answer, rest)]
+    lines = [shorten(escape_controls(line), _WIDEST_TITLE) for line in (model, answer, rest)]
     figure = Figure(figsize=(10.0, 5.2), layout="constrained")
     axes = figure.add_subplot()
     axes.set_title("\n".join(lines), pad=title_pad)

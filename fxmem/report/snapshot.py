@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fxmem.analysis import Analysis
 from fxmem.errors import UsageError
 from fxmem.graph import Category
 from fxmem.memory.allocation import trace_blocks
 from fxmem.memory.allocator import SegmentState, TraceAction
 from fxmem.memory.labels import label_operator
 from fxmem.memory.timeline import Action, Event
+
+if TYPE_CHECKING:
+    from fxmem.analysis import Analysis
 
 PROTOCOL = 4  # the latest of pickle that pytorch.org/memory_viz reads
 _POOL = (0, 0)
@@ -26,7 +28,7 @@ def build_snapshot(analysis: Analysis) -> dict[str, Any]:
     """Builds what ``torch.cuda.memory._snapshot`` would have returned after a step.
 
     The trace begins with what was there before, so that viewers know what it is. As in PyTorch,
-    sizes of events are those of requests; the blocks are in the segments. A saved report of a step
+    events have the sizes of requests; the blocks are in the segments. A saved report of a step
     on CUDA, which does not say where blocks lie, is refused.
 
     Source of the format: ``torch/csrc/cuda/memory_snapshot.cpp``, ``torch/cuda/memory.py``.

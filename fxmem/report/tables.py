@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from wcwidth import wcswidth
+
+from fxmem.units import format_bytes, format_flops
 
 _ELLIPSIS, _GAP = "...", 2
 # Columns of a shortened cell: where others are left out for it, where an optional one shrinks no
@@ -60,65 +62,80 @@ def wrap(text: str, width: int | None, indent: str = "") -> str:
     return "\n".join(textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False))
 
 
+class Bytes(int):
+    """A number of bytes: text with a unit where people read, an integer where programs do.
+
+    >>> str(Bytes(2048)), Bytes(2048) + 0
+    ('2.00 KiB', 2048)
+    """
+
+    def __str__(self) -> str:
+        return format_bytes(self)
+
+
+class Flops(int):
+    """A number of floating-point operations, with a unit where people read."""
+
+    def __str__(self) -> str:
+        return format_flops(self)
+
+
+Cell = str | int
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table with its header and a rule under it; a column without entries is left out.
+    """A table with its header; a column without entries is left out.
 
-    Columns of ``right`` are aligned so. To fit a ``width``, cells of ``names`` are shortened, and
+    Columns of ``right`` are aligned so. To fit a width, cells of ``names`` are shortened, and
     columns of ``optional`` left out, in this order, until the others are legible. A ``title`` is
     above it, and a line on the ``rest`` that it leaves out below.
-
-    >>> print(Table(["size", "name", "note"], [["12 B", "fc", "first"]], right=["size"]))
-    size  name  note
-    ----  ----  -----
-    12 B  fc    first
     """
 
     headers: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Sequence[Cell]]
     right: Collection[str] = ()
     names: Collection[str] = ()
     optional: Sequence[str] = ()
-    width: int | None = None
     rest: str = ""
     title: str = ""
 
     def drop_empty(self) -> Table:
         """Leaves out the columns without an entry."""
-        kept = [at for at, _ in enumerate(self.headers) if any(row[at] for row in self.rows)]
+        kept = [at for at, _ in enumerate(self.headers) if any(row[at] != "" for row in self.rows)]
         rows = [[row[at] for at in kept] for row in self.rows]
         return replace(self, headers=[self.headers[at] for at in kept], rows=rows)
 
-    def __str__(self) -> str:
-        body = self._write_body() if self.rows else ""
-        return "\n".join(filter(None, [wrap(self.title, self.width), body, self.rest]))
 
-    def _write_body(self) -> str:
-        from tabulate import tabulate  # not at the start: a message of the command line needs none
+def write_table(table: Table, width: int | None = None) -> str:
+    """Writes a table as text, with a rule under its header.
 
-        shown = self.drop_empty()
-        cells = [[escape_controls(cell) for cell in row] for row in shown.rows]
+    >>> print(write_table(Table(["size", "name", "note"], [["12 B", "fc", ""]], right=["size"])))
+    size  name
+    ----  ----
+    12 B  fc
+    """
+    from tabulate import tabulate  # not at the start: a message of the command line needs none
+
+    shown, body = table.drop_empty(), ""
+    if table.rows:
+        cells = [[escape_controls(str(cell)) for cell in row] for row in shown.rows]
         columns = {h: [row[at] for row in cells] for at, h in enumerate(shown.headers)}
         widths = {h: max(map(measure_width, [h, *column])) for h, column in columns.items()}
-        if self.width is not None:
-            _fit(widths, self.names, self.optional, self.width)
+        if width is not None:
+            _fit(widths, table.names, table.optional, width)
         # The rule is a row of its own: tabulate widens the columns of what it is told are headers.
         lines = [
             [header, "-" * widths[header], *(shorten(c, widths[header]) for c in columns[header])]
             for header in widths
         ]
-        return tabulate(
+        body = tabulate(
             [*zip(*lines, strict=True)],
             tablefmt="plain",
-            colalign=["right" if header in self.right else "left" for header in widths],
+            colalign=["right" if header in table.right else "left" for header in widths],
             disable_numparse=True,  # it would rewrite a layer that is called "1e3"
         )
-
-
-def join_blocks(blocks: Iterable[str | Table]) -> str:
-    """Joins the blocks of a report that are not empty by blank lines; each line ends in one."""
-    lines = "\n\n".join(filter(None, map(str, blocks))).splitlines()
-    return "".join(f"{line.rstrip()}\n" for line in lines)
+    return "\n".join(filter(None, [wrap(table.title, width), body, table.rest]))
 
 
 def _fit(

@@ -1,57 +1,45 @@
-"""The report as plain text, for a terminal or a file."""
+"""The blocks of the report on a step, and the words that all reports share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from fxmem.analysis import Setup
 from fxmem.gpus import CONTEXT_BYTES
-from fxmem.graph import Phase, SourceLocation
+from fxmem.graph import Category, Phase, SourceLocation
+from fxmem.report.blocks import Block, Heading, Paragraph
 from fxmem.report.document import Document, Fit, Headline
-from fxmem.report.tables import Table, escape_controls, join_blocks, wrap
-from fxmem.units import format_bytes, format_flops
+from fxmem.report.tables import Bytes, Cell, Flops, Table
+from fxmem.units import format_bytes
+
+if TYPE_CHECKING:
+    from fxmem.analysis import Setup
+    from fxmem.memory.liveness import Peak
 
 
-def render_text(
-    document: Document,
-    *,
-    top: int = 10,
-    nodes: bool = False,
-    modules: str | Table = "",
-    width: int | None = None,
-) -> str:
-    """Writes the report; its first line has the peak and its place.
+def list_step_blocks(
+    document: Document, top: int = 10, nodes: bool = False, modules: Iterable[Block] = ()
+) -> list[Block]:
+    """Lists the blocks of the report on a step; the heading has the peak and its place.
 
     The ``top`` largest storages alive at the peak are listed, the rest one row; ``nodes`` adds a
-    table with a row for each node, after that of the ``modules``. Lines of tables and notes take at
-    most ``width`` columns.
+    table with a row for each node, after that of the ``modules``.
     """
-    more = (modules, _write_nodes(document, width) if nodes else "")
-    return join_blocks(list_blocks(document, top, more, width))
-
-
-def list_blocks(
-    document: Document,
-    top: int = 10,
-    more: Iterable[str | Table] = (),
-    width: int | None = None,
-) -> list[str | Table]:
-    """Lists the blocks of the report, with ``more`` before the notes."""
     about = [write_subject(document.setup), *write_first_step(document)]
-    lines = (wrap(line, width) for line in about)
     return [
-        "\n".join([write_headline(document.headline), *lines]),
-        *_write_figures(document, width),
-        _write_live(document, top, width),
-        _write_findings(document, width),
-        *more,
-        "\n".join(wrap(note, width) for note in document.notes),
+        Heading(write_headline(document.headline), about),
+        *_list_figures(document),
+        _list_live(document, top),
+        *_list_findings(document),
+        *modules,
+        *([_list_nodes(document)] if nodes else []),
+        Paragraph(document.notes),
     ]
 
 
 def write_headline(headline: Headline) -> str:
     """Writes the peak and its place in one line."""
-    return escape_controls(f"Peak {write_peak(headline)}")
+    return f"Peak {write_peak(headline)}"
 
 
 def write_first_step(document: Document) -> Iterator[str]:
@@ -59,7 +47,7 @@ def write_first_step(document: Document) -> Iterator[str]:
     first = document.first_step
     if first is not None:
         than = "lower" if first.peak_bytes < document.headline.peak_bytes else "higher"
-        yield escape_controls(
+        yield (
             f"The first step peaks {than}: {write_peak(first)}; "
             "all other figures are the second step's"
         )
@@ -87,6 +75,11 @@ def write_place(phase: Phase, node: str | None, source: SourceLocation | None) -
     return f"{phase.value}{f' of {place}' if place else ''}"
 
 
+def write_peak_place(peak: Peak) -> str:
+    """Writes the phase of a peak, with its node and line."""
+    return write_place(peak.phase, peak.node.name if peak.node else None, peak.source)
+
+
 def write_source(source: SourceLocation | None) -> str:
     """Writes a line of code as ``file.py:12``; empty for none."""
     return str(source) if source else ""
@@ -105,7 +98,7 @@ def write_subject(setup: Setup, *, has_loop: bool = True) -> str:
         step = f"{', '.join(setup.inputs)} of {setup.model}"
         optimizer = f"optimizer {setup.optimizer or 'none'}"
         parts = [step, setup.gpu or setup.device, *attention, optimizer]
-        return escape_controls("; ".join(parts))
+        return "; ".join(parts)
     if setup.inference_mode:
         mode = f"{mode} under inference_mode()"
     elif mode == "infer" and setup.autocast:  # which keeps the casts of weights alive there
@@ -123,8 +116,8 @@ def write_subject(setup: Setup, *, has_loop: bool = True) -> str:
         parts.append(f"optimizer {setup.optimizer or 'none'}")
         parts.append(f"loss {setup.loss or 'default'}")
         if has_loop and not setup.schedule:
-            parts.append(f"loop {setup.loop.describe()}")
-    return escape_controls("; ".join(parts))
+            parts.append(f"loop {setup.loop}")
+    return "; ".join(parts)
 
 
 def write_fit(fit: Fit) -> str:
@@ -134,7 +127,7 @@ def write_fit(fit: Fit) -> str:
     if ran_out is None:
         times = f"{fit.retries} times" if fit.retries > 1 else "once"
         cached = f", after the allocator has given back its cache {times}" if fit.retries else ""
-        return escape_controls(f"Fits {gpu}{cached}.")
+        return f"Fits {gpu}{cached}."
     step = "" if ran_out.step is not None else "the first step's "
     if ran_out.phase is None:
         where = f"moving {ran_out.storage or 'the model'} to the GPU"
@@ -145,14 +138,14 @@ def write_fit(fit: Fit) -> str:
         where = f"in {step}{write_place(ran_out.phase, ran_out.node, ran_out.source)}"
     where = f"{where}: {ran_out.cause}"
     if fit.compiled:
-        return escape_controls(f"Eager would not fit {gpu}, {where}; the script compiles.")
+        return f"Eager would not fit {gpu}, {where}; the script compiles."
     if ran_out.is_certain:
-        return escape_controls(f"Does not fit {gpu}, {where}.")
+        return f"Does not fit {gpu}, {where}."
     least, most = map(format_bytes, fit.context_bytes)
     takes = f"takes {least}, but not if it takes {most}"
     if fit.context_bytes != CONTEXT_BYTES:
         takes = f"and NCCL take {least}, but not if they take {most}"
-    return escape_controls(f"Fits {gpu} if the CUDA context {takes}: {where}.")
+    return f"Fits {gpu} if the CUDA context {takes}: {where}."
 
 
 def write_range(least_bytes: int, most_bytes: int) -> str:
@@ -170,8 +163,25 @@ def write_shape(shape: Sequence[int] | None) -> str:
     return "" if shape is None else "x".join(map(str, shape)) or "scalar"
 
 
-def _write_figures(document: Document, width: int | None) -> Iterator[str | Table]:
-    """Writes tables of the device's figures, the whole step and the categories at the peak."""
+def write_count(number: int, noun: str) -> str:
+    """Writes a number of things.
+
+    >>> write_count(1, "step"), write_count(2, "step")
+    ('1 step', '2 steps')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def list_shares(title: str, breakdown: Mapping[Category, int], peak_bytes: int) -> Table:
+    """Lists categories at the peak, with their shares."""
+    rows = [(category.value, nbytes) for category, nbytes in breakdown.items() if nbytes]
+    rows.append(("peak", peak_bytes))
+    shares = [(name, Bytes(n), f"{100 * n / (peak_bytes or 1):.1f} %") for name, n in rows]
+    return Table([title, "bytes", "share"], shares, right=["bytes", "share"])
+
+
+def _list_figures(document: Document) -> Iterator[Block]:
+    """Lists the figures of the device, of the whole step and of the categories at the peak."""
     if document.device:
         device = [
             (row.label, write_range(row.least_bytes, row.most_bytes), row.compare_with)
@@ -179,27 +189,21 @@ def _write_figures(document: Document, width: int | None) -> Iterator[str | Tabl
         ]
         yield Table(["on the GPU", "peak", "compare with"], device, right=["peak"])
     if document.fit is not None:
-        yield wrap(write_fit(document.fit), width)
-    totals = [(label, format_bytes(nbytes)) for label, nbytes in document.totals.items()]
-    totals.append(("forward", format_flops(document.forward_flops)))
+        yield Paragraph([write_fit(document.fit)])
+    totals: list[Sequence[Cell]] = [(label, Bytes(n)) for label, n in document.totals.items()]
+    totals.append(("forward", Flops(document.forward_flops)))
     if document.setup.mode != "infer":
-        totals.append(("backward", format_flops(document.backward_flops)))
+        totals.append(("backward", Flops(document.backward_flops)))
     yield Table(["over the step", "total"], totals, right=["total"])
-    peak = document.headline.peak_bytes
-    shares = [
-        (category.value, format_bytes(nbytes), f"{100 * nbytes / peak:.1f} %")
-        for category, nbytes in document.breakdown.items()
-    ]
-    shares.append(("peak", format_bytes(peak), "100.0 %"))
-    yield Table(["at the peak", "bytes", "share"], shares, right=["bytes", "share"])
+    yield list_shares("at the peak", document.breakdown, document.headline.peak_bytes)
 
 
-def _write_live(document: Document, top: int, width: int | None) -> Table:
+def _list_live(document: Document, top: int) -> Table:
     rows, rest = [], document.live[top:]
     for row in document.live[:top]:
         saved = row.saved_by
         savers = ", ".join(saved) if len(saved) < 3 else f"{saved[0]}, {len(saved) - 1} more"
-        figures = (format_bytes(row.nbytes), row.category.value, row.label, write_shape(row.shape))
+        figures = (Bytes(row.nbytes), row.category.value, row.label, write_shape(row.shape))
         rows.append((*figures, row.dtype, savers, write_source(row.source)))
     left = f"... and {len(rest)} more, {format_bytes(sum(row.nbytes for row in rest))}"
     return Table(
@@ -208,42 +212,35 @@ def _write_live(document: Document, top: int, width: int | None) -> Table:
         right=["bytes"],
         names=["alive at the peak", "saved by", "source"],
         optional=["saved by", "dtype", "shape"],
-        width=width,
         rest=left if rest else "",
     )
 
 
-def _write_findings(document: Document, width: int | None) -> Table | str:
+def _list_findings(document: Document) -> Iterator[Table]:
     findings = document.findings
-    if not findings:
-        return ""
-    rows = [
-        (f.code, format_bytes(f.saving_bytes), f.title, write_source(f.source)) for f in findings
-    ]
-    return Table(
-        ["finding", "off the peak", "why the memory is taken", "source"],
-        rows,
-        right=["off the peak"],
-        names=["why the memory is taken", "source"],
-        width=width,
-        rest=f"fxmem explain {findings[0].code} says what to write instead.",
-    )
+    if findings:
+        yield Table(
+            ["finding", "off the peak", "why the memory is taken", "source"],
+            [(f.code, Bytes(f.saving_bytes), f.title, write_source(f.source)) for f in findings],
+            right=["off the peak"],
+            names=["why the memory is taken", "source"],
+            rest=f"fxmem explain {findings[0].code} says what to write instead.",
+        )
 
 
-def _write_nodes(document: Document, width: int | None) -> Table:
+def _list_nodes(document: Document) -> Table:
     sizes, flops = ["output", "saved", "transient"], ["forward", "backward"]
     rows = []
     for row in document.nodes:
-        figures = [format_bytes(getattr(row, f"{name}_bytes")) for name in sizes]
-        figures += [format_flops(getattr(row, f"{name}_flops")) for name in flops]
-        figures = ["-" if figure.startswith("0 ") else figure for figure in figures]
+        figures: list[Cell] = [Bytes(getattr(row, f"{name}_bytes")) for name in sizes]
+        figures += [Flops(getattr(row, f"{name}_flops")) for name in flops]
         tensor = (write_shape(row.shape), row.dtype or "")
-        rows.append((row.name, row.target, *tensor, *figures, write_source(row.source)))
+        shown = [figure or "-" for figure in figures]
+        rows.append((row.name, row.target, *tensor, *shown, write_source(row.source)))
     return Table(
         ["node", "target", "shape", "dtype", *sizes, *flops, "source"],
         rows,
         right=[*sizes, *flops],
         names=["node", "target", "source"],
         optional=["dtype", "backward", "forward", "target", "shape"],
-        width=width,
     )

@@ -126,7 +126,7 @@ class MicroBatches:
             state = read_state(module, arguments)
             tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
             inputs = tuple(recorder.track(tensor) for tensor in tensors)
-        origins = [log.builder.find_origin(tensor) for tensor in tensors]
+        origins = [log.find_origin(tensor) for tensor in tensors]
         nodes = tuple(-1 if origin is None else origin.node for origin in origins)
         call = _Call(state, read_mark(recorder, log), _get_sequence_nr(), inputs, nodes)
         if self._known is not None and self._is_proved and state == self._state:
@@ -181,7 +181,7 @@ class MicroBatches:
             if not isinstance(leaf, Tensor):
                 outputs.append(leaf if isinstance(leaf, PLAIN) else NotImplemented)
                 continue
-            origin, storage = log.builder.find_origin(leaf), recorder.track(leaf)
+            origin, storage = log.find_origin(leaf), recorder.track(leaf)
             known = type(leaf) is FakeTensor and leaf.is_contiguous()
             if origin is None or not known or leaf.untyped_storage().nbytes() != leaf.nbytes:
                 outputs.append(NotImplemented)
@@ -323,7 +323,7 @@ class MicroBatches:
             if isinstance(each, _Output):
                 recorder.ledger.adopt(leaf, each.storage)
                 recorder.user_references.watch(leaf, each.storage)
-                log.builder.tag_result(leaf, each.origin, None)
+                log.tag_result(leaf, each.origin)
         return tree_unflatten(leaves, batch.structure)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from fxmem.kernels.registry import Target
+from fxmem.kernels.registry import Backend
 from fxmem.tracing.reach import list_slots
 
 
@@ -25,7 +25,7 @@ class Moves:
 
     def __init__(
         self,
-        target: Target,
+        target: Backend,
         be_silent: Callable[[], AbstractContextManager[None]],
         *,
         keeps_real: bool,

@@ -12,7 +12,6 @@ from fxmem.analyzing import find_settings
 from fxmem.graph import SourceLocation
 from fxmem.memory.liveness import Peak
 from fxmem.recording.options import resolve_options
-from fxmem.recording.size_hints import SizeHint
 from fxmem.scripts.launchers import Launcher
 from fxmem.scripts.script_run import Read, ScriptRun
 from fxmem.scripts.session import EnoughSteps, Session
@@ -117,20 +116,17 @@ class Recording:
 def record_code(
     *,
     steps: int | None,
-    device: str,
-    gpu: str | None,
-    attention: str | None,
     alloc_conf: str | None,
-    size_hint: SizeHint,
     world_size: int | None,
     rank: int,
+    **options: Any,
 ) -> Iterator[Recording]:
     """Records the code that runs within: :func:`fxmem.record`."""
-    options = resolve_options(device=device, gpu=gpu, attention=attention, size_hint=size_hint)
+    chosen = resolve_options(**options)
     launcher = Launcher(rank, world_size)
     launcher.script = str(find_source() or "the code")
-    settings = find_settings(options.target.name, alloc_conf)
-    session = Session(options, steps, launcher, settings, keeps_real=True)
+    settings = find_settings(chosen.target.name, alloc_conf)
+    session = Session(chosen, steps, launcher, settings, keeps_real=True)
     recording = Recording(session)
     with session.watch(), launcher.take_place():
         with contextlib.suppress(EnoughSteps):

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from fxmem.analyzing import find_settings
 from fxmem.errors import FxmemError, TraceError
 from fxmem.recording.failures import explain_failure
 from fxmem.recording.options import resolve_options
-from fxmem.recording.size_hints import SizeHint
 from fxmem.scripts.launchers import Launcher
 from fxmem.scripts.script_run import Progress, ScriptRun
 from fxmem.scripts.session import EnoughSteps, Session
 
 
 def run_script(
-    path: str,
+    script: str,
     arguments: Sequence[str] = (),
     *,
     is_module: bool = False,
     steps: int | None = None,
-    device: str = "cuda",
-    gpu: str | None = None,
-    attention: str | None = None,
     alloc_conf: str | None = None,
-    size_hint: SizeHint = None,
     world_size: int | None = None,
     rank: int = 0,
     progress: Progress | None = None,
+    **options: Any,
 ) -> ScriptRun:
     """Runs a script as ``python`` does and records its steps: :func:`fxmem.run`.
 
@@ -36,13 +33,13 @@ def run_script(
     once there is one.
     """
     launcher = Launcher(rank, world_size)
-    options = resolve_options(device=device, gpu=gpu, attention=attention, size_hint=size_hint)
-    session = Session(options, steps, launcher, find_settings(options.target.name, alloc_conf))
+    chosen = resolve_options(**options)
+    session = Session(chosen, steps, launcher, find_settings(chosen.target.name, alloc_conf))
     if progress is not None:
         progress.describe = session.describe_progress
     with session.watch():
         try:
-            launcher.launch([*(("python", "-m") if is_module else ()), path, *arguments])
+            launcher.launch([*(("python", "-m") if is_module else ()), script, *arguments])
         except EnoughSteps:
             pass
         except KeyboardInterrupt:
@@ -61,7 +58,7 @@ def run_script(
             if not session.is_done:
                 if isinstance(error, FxmemError):
                     raise
-                raise _explain(error, launcher.script, size_hint is not None) from error
+                raise _explain(error, launcher.script, chosen.size_hint is not None) from error
         session.end()
     launcher.check_place()
     return session.describe()

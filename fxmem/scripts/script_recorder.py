@@ -22,7 +22,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fxmem.graph import Category, Effect
-from fxmem.kernels.registry import Target
+from fxmem.kernels.registry import Backend
 from fxmem.parallelism.foreach import run_on_locals
 from fxmem.recording.constants import is_index, list_tensors
 from fxmem.recording.ledger import KEPT, NO_STORAGE, is_own
@@ -53,7 +53,7 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         in_model: A module runs: its routing of tokens to experts is assumed, and no read.
     """
 
-    def __init__(self, target: Target, hints: SizeHints) -> None:
+    def __init__(self, target: Backend, hints: SizeHints) -> None:
         super().__init__(target, hints)
         self.reads = ReadLog()
         self.makes_fakes = self.ledger.counts_own = target.device == _HOST

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fxmem.analysis import Analysis, Shown
+from fxmem.analysis import Analysis
 from fxmem.graph import SourceLocation
+from fxmem.report.blocks import Block, Paragraph
+from fxmem.report.result import Result
+from fxmem.report.tables import Bytes, Table
+from fxmem.report.text import write_peak_place
+
+_PARTIAL = "The script was interrupted: these are the steps that it had ended."
+_ALIKE = 0.01  # share of the peak by which steps may differ and count as one
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +35,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class ScriptRun(Shown):
+class ScriptRun(Result):
     """The steps of a script, as they were recorded.
 
     Attributes:
@@ -51,6 +58,46 @@ class ScriptRun(Shown):
     def largest(self) -> Analysis:
         """The step with the highest peak; the first of equal ones."""
         return max(self.steps, key=lambda step: step.peak_bytes)
+
+    def list_blocks(self, top: int = 10) -> list[Block]:
+        """Lists the report on the largest step, a row for each, and the report on the first.
+
+        The first step is left out where its peak is that of the largest, or within 1 % of it.
+        """
+        largest, first = self.largest, self.steps[0]
+        sizes = ((Bytes(step.peak_bytes), Bytes(step.reserved_bytes)) for step in self.steps)
+        steps = [
+            (", ".join(step.setup.inputs), *figures, write_peak_place(step.peak))
+            for step, figures in zip(self.steps, sizes, strict=True)
+        ]
+        reads = [
+            (
+                " in ".join(map(str, filter(None, (read.source, read.library)))),
+                read.value,
+                "a branch may hang on it" if read.decides else "",
+            )
+            for read in self.reads
+        ]
+        differs = abs(first.peak_bytes - largest.peak_bytes) > _ALIKE * largest.peak_bytes
+        headers = ["recorded", "peak", "reserved", "in"]
+        return [
+            *largest.list_blocks(top),
+            Table(headers, steps, right=["peak", "reserved"], names=["in"]),
+            Table(["values read at", "taken as", ""], reads),
+            Paragraph([*self.notes, *[_PARTIAL] * self.partial]),
+            *(first.list_blocks(top) if differs else ()),
+        ]
+
+    def list_bars(self) -> Mapping[str, int | None]:
+        return {", ".join(step.setup.inputs): step.peak_bytes for step in self.steps}
+
+    @property
+    def pictured(self) -> Analysis:
+        """The largest step."""
+        return self.largest
+
+    def draw_pictures(self) -> Iterator[tuple[str, bytes]]:
+        return self.largest.draw_pictures()
 
     def to_dict(self) -> dict[str, Any]:
         """Everything of the largest step, as :meth:`Analysis.to_dict` has it, and what is new here.

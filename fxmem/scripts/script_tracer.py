@@ -7,30 +7,28 @@ node of the script. No FX graph is built.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _device
 from torch.utils._pytree import tree_map_only
 
-from fxmem.graph import Category, Phase
+from fxmem.graph import Category
 from fxmem.parallelism.wrapping import iterate_unsharded
 from fxmem.scripts.micro_batches import MicroBatches
 from fxmem.scripts.script_recorder import ScriptRecorder
 from fxmem.tracing.calls import bind_arguments
+from fxmem.tracing.containers import iterate_tensors
 from fxmem.tracing.devices import spell_device
 from fxmem.tracing.fakes import find_inner
-from fxmem.tracing.fxgraph import GraphBuilder, Origin, iterate_tensors
 from fxmem.tracing.modules import is_leaf
-from fxmem.tracing.nodes import Call, NodeLog, TracedNode
+from fxmem.tracing.nodes import Call, NodeLog
 from fxmem.tracing.source import is_user_file
 from fxmem.tracing.stand_ins import stand_in
 from fxmem.tracing.tracer import Tracer
@@ -47,21 +45,6 @@ _MOVES = (Tensor.to, Tensor.cuda)
 _set_data: Any = Tensor.data.__set__  # type: ignore[attr-defined]
 _NAMING: tuple[Any, ...] = (torch.device, torch._C._nn._parse_to)
 _COPIES = (torch.tensor, torch.as_tensor)
-
-
-class _WindowBuilder(GraphBuilder):
-    """Origins of tensors within a window of nodes, as long as no other begins."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(model)
-        self._mark = self.graph.call_function(len)
-
-    def find_origin(self, tensor: Tensor) -> Origin | None:
-        origin = super().find_origin(tensor)
-        return origin if origin is not None and origin.fx_node is self._mark else None
-
-    def tag_result(self, result: Any, node: int, fx_node: fx.Node | None) -> None:
-        super().tag_result(result, node, self._mark)
 
 
 class ScriptTracer(Tracer):
@@ -82,7 +65,7 @@ class ScriptTracer(Tracer):
         device: torch.device,
         see_model: Callable[[], None],
     ) -> None:
-        super().__init__(nn.Module(), recorder, symbolic_sizes=False)
+        super().__init__(nn.Module(), recorder)
         self._see_model = see_model
         self.roots = weakref.WeakValueDictionary[str, nn.Module]()
         self._recorder = recorder
@@ -94,31 +77,7 @@ class ScriptTracer(Tracer):
     def begin_window(self) -> None:
         """Begins with no nodes."""
         self._log = NodeLog(self.model)
-        self._log.builder = _WindowBuilder(self.model)
         self.micro_batches.forget()
-
-    def list_nodes(self) -> list[TracedNode]:
-        """Lists the nodes of the window."""
-        return [replace(node, phase=Phase.FORWARD) for node in self._log.nodes]
-
-    @contextlib.contextmanager
-    def trace(self) -> Iterator[None]:
-        """Traces what runs within."""
-        with self.tracing(Phase.LOSS):  # in which no FX graph is built
-            self._scopes = [""]
-            yield
-
-    @contextlib.contextmanager
-    def be_silent(self, depth: int = 1) -> Iterator[None]:
-        """Makes no nodes within; with a depth of 0 makes them again."""
-        before, self._opaque_depth = self._opaque_depth, depth and self._opaque_depth + depth
-        try:
-            yield
-        finally:
-            self._opaque_depth = before
-
-    def _give_up(self, reason: str) -> None:
-        pass  # there is no graph to replay
 
     # -- functions -----------------------------------------------------------------------------
 
@@ -156,9 +115,6 @@ class ScriptTracer(Tracer):
             count = reads.count
             value = super().__torch_function__(func, types, args, kwargs)
             return value if count == reads.count else stand_in(value, reads.see_comparison)
-        if func is Tensor.backward:
-            with self.be_silent():
-                return func(*args, **kwargs)
         result = super().__torch_function__(func, types, args, kwargs)
         if not fakes and func in _MOVES and len(self._scopes) == 1 and not self._opaque_depth:
             self._recorder.label_input(result)
@@ -245,7 +201,7 @@ class ScriptTracer(Tracer):
 
     def _label_inputs(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """Labels what the script passes to a root as inputs, unless a node has computed it."""
-        find_origin, nodes = self._log.builder.find_origin, self._log.nodes
+        find_origin, nodes = self._log.find_origin, self._log.nodes
         for name, value in bind_arguments(module, args, kwargs):
             for tensor in iterate_tensors(value):
                 origin = find_origin(tensor)

@@ -136,6 +136,7 @@ class Session:
                 enter(translate_devices(target.device))
             noted = enter(lower_functions(target))
             enter(self._tracer.trace())
+            self._tracer.set_phase(Phase.FORWARD)
             if target.name == "cuda":  # on the CPU, what prefetchers make stays real
                 enter(follow_threads(recorder.hook_saves))
             try:
@@ -260,7 +261,7 @@ class Session:
         recorder, tracer = self._recorder, self._tracer
         recorder.end_step()
         self._label_state()
-        graph = assemble_graph(recorder, tracer.list_nodes())
+        graph = assemble_graph(recorder, tracer.nodes)
         optimizers = dict.fromkeys(type(o).__name__ for o in self._list_optimizers())
         number = len(self.windows) + 1
         done = not self.windows or not self._optimizers or bool(self._stepped)

@@ -1,4 +1,4 @@
-"""The FX graph under construction: origins of tensors, and arguments as a graph holds them."""
+"""The FX graph of a model's forward, under construction."""
 
 from __future__ import annotations
 
@@ -7,13 +7,29 @@ import functools
 import numbers
 import operator
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.fx import traceback
 from torch.fx.node import map_aggregate
 
+from fxmem.tracing.calls import bind_arguments
+from fxmem.tracing.conditions import (
+    CONTEXT,
+    SIGNATURE,
+    TraceContext,
+    describe_structure,
+    describe_value,
+    make_specs,
+    read_context,
+    read_settings,
+    run_within,
+)
+from fxmem.tracing.containers import iterate_paths, iterate_tensors
+from fxmem.tracing.modules import find_watched
+from fxmem.tracing.nodes import ACCESSORS, Call
 from fxmem.tracing.sizes import Arithmetic, SizeInt
 
 NODE = "fxmem_node"
@@ -25,7 +41,6 @@ ENTERED = "fxmem_entered"
 WATCHED = "fxmem_watched"
 """Key of a module call's ``meta``: whether its hooks may keep what it is given, and its result."""
 _DEVICE = "device"
-_ORIGIN = "_fxmem_origin"
 _CONSTANTS = (
     int,
     float,
@@ -39,61 +54,6 @@ _CONSTANTS = (
     type(None),
     type(...),
 )
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Origin:
-    """The node that a tensor comes from, and the way to it in that node's result.
-
-    Kept as an attribute of the tensor object: it goes when the tensor goes.
-    """
-
-    node: int  # index of the traced node
-    fx_node: fx.Node | None  # None for what the loss function makes
-    path: tuple[Any, ...] = ()  # keys and indices into the node's result
-
-
-PLAIN = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device})
-
-
-def iterate_tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Yields the tensors in a value, through lists, tuples, dicts and dataclasses."""
-    found: list[torch.Tensor] = []
-    _collect_tensors(value, found)
-    return iter(found)
-
-
-def _collect_tensors(value: Any, found: list[torch.Tensor]) -> None:
-    if isinstance(value, torch.Tensor):
-        found.append(value)
-    elif type(value) in PLAIN:
-        return
-    elif isinstance(value, (tuple, list)):
-        for element in value:
-            _collect_tensors(element, found)
-    else:
-        for _, element in _list_elements(value):
-            _collect_tensors(element, found)
-
-
-def _list_elements(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Lists the elements of a container, each with its key, index or field."""
-    if isinstance(value, (tuple, list)):
-        yield from enumerate(value)
-    elif isinstance(value, Mapping):
-        yield from value.items()
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            # A declared field need not be set (init=False without a default).
-            yield (getattr, field.name), getattr(value, field.name, None)
-
-
-def _iterate_paths(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, torch.Tensor]]:
-    if isinstance(value, torch.Tensor):
-        yield path, value
-    elif type(value) not in PLAIN:
-        for key, element in _list_elements(value):
-            yield from _iterate_paths(element, (*path, key))
 
 
 _OPERATORS = {
@@ -129,9 +89,10 @@ def describe_function(func: Callable[..., Any]) -> tuple[str, Any, str]:
 class GraphBuilder:
     """An FX graph under construction, of a model whose tensors and submodules it refers to."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, find_origin: Callable[[torch.Tensor], Any]) -> None:
         self.reason = ""  # the first thing that the graph cannot express
         self._model = model
+        self._find_origin = find_origin
         self.graph = fx.Graph()
         self._attributes = {
             id(tensor): name
@@ -139,40 +100,89 @@ class GraphBuilder:
             for name, tensor in named(remove_duplicate=True)
         }
         self._made: dict[Any, fx.Node] = {}
-        self._anchor: tuple[torch.device, Origin] | None = None
+        self._anchor: tuple[torch.device, fx.Node, tuple[Any, ...]] | None = None
         self._keeps_sizes = False
+        self._context, self._settings = read_context(), read_settings()
+        self._traced_in: TraceContext | None = None
 
     def give_up(self, reason: str) -> None:
         """Remembers why the graph cannot be replayed; the first reason stays."""
         self.reason = self.reason or reason
 
-    def find_origin(self, tensor: torch.Tensor) -> Origin | None:
-        """Finds the origin of a tensor of the trace; None for parameters and strangers."""
-        return tensor.__dict__.get(_ORIGIN)
+    def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Begins the graph, which is for the context of the caller."""
+        self._context, self._settings = read_context(), read_settings()
+        bound = [value for _, value in bind_arguments(self._model, args, kwargs)]
+        tensors: list[torch.Tensor] = []
+        describe_structure(bound, tensors)
+        known: dict[int, int] = {}
+        firsts = [known.setdefault(id(tensor), at) for at, tensor in enumerate(tensors)]
+        parameters = self._model.named_parameters(remove_duplicate=False)
+        modules = self._model.named_modules(remove_duplicate=False)  # by all of their names
+        self._traced_in = TraceContext(
+            self._context.autocast,
+            tuple((at, first) for at, first in enumerate(firsts) if at != first),
+            training=frozenset(name for name, module in modules if module.training),
+            frozen=frozenset(n for n, parameter in parameters if not parameter.requires_grad),
+            inputs=make_specs(args, kwargs),
+        )
 
-    def tag_result(self, result: Any, node: int, fx_node: fx.Node | None) -> None:
-        """Marks the tensors in a node's result as coming from it."""
-        for path, tensor in _iterate_paths(result, ()):
-            if id(tensor) not in self._attributes:
-                tensor.__dict__[_ORIGIN] = origin = Origin(node, fx_node, path)
-                if self._anchor is None and fx_node is not None and fx_node.op == "placeholder":
-                    self._anchor = tensor.device, origin
+    def add_placeholder(self, name: str, value: Any) -> fx.Node:
+        """Adds an input of the model."""
+        node: fx.Node = self.graph.placeholder(name)
+        if next(iterate_tensors(value), None) is None:
+            node.meta[CONSTANT] = value
+            return node
+        node.meta[SIGNATURE] = describe_value(value)
+        for path, tensor in iterate_paths(value):
+            if self._anchor is None and id(tensor) not in self._attributes:
+                self._anchor = tensor.device, node, path
+        return node
 
-    def add_call(
-        self, op: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str
-    ) -> fx.Node:
-        """Adds a node that calls a module, function or method."""
+    def add(self, call: Call, args: tuple[Any, ...], result: Any, name: str) -> fx.Node:
+        """Adds the node of a call that has returned."""
+        op, target = self._keep_context(call, result)
         # A Function of the user's own; PyTorch's functions take any tuple for a size.
         self._keeps_sizes = isinstance(getattr(target, "__self__", None), type)
         fx_args = tuple(self._convert(arg, name) for arg in args)
-        fx_kwargs = {key: self._convert(arg, name) for key, arg in kwargs.items()}
-        return self.graph.create_node(op, target, fx_args, fx_kwargs, name=name)
-
-    def set_output(self, output: Any) -> fx.Node:
-        """Adds the output node."""
-        self._keeps_sizes = True
-        node: fx.Node = self.graph.output(self._convert(output, "the output"))
+        fx_kwargs = {key: self._convert(arg, name) for key, arg in call.kwargs.items()}
+        node = self.graph.create_node(op, target, fx_args, fx_kwargs, name=name)
+        node.meta[NODE] = name
+        if "from_node" in traceback.get_current_meta():  # an Interpreter says which it runs
+            node.meta["from_node"] = traceback.get_current_meta()["from_node"]
+        if op == "call_module":
+            node.meta[WATCHED] = find_watched(self._model.get_submodule(target))
         return node
+
+    def end(self, output: Any, entered: frozenset[str]) -> None:
+        """Adds the output; the modules that were entered are no nodes."""
+        self._keeps_sizes = True
+        node = self.graph.output(self._convert(output, "the output"))
+        node.meta[CONTEXT], node.meta[ENTERED] = self._traced_in, entered
+
+    def _keep_context(self, call: Call, result: Any) -> tuple[str, Any]:
+        """Finds the op and target that run a call as the code's own context has it."""
+        outer, inner = self._context, read_context()
+        for name, value in read_settings().items():
+            if value != self._settings[name]:
+                self.give_up(f"the code itself sets {name}")
+        if outer == inner:
+            return call.op, call.target
+        is_module = call.op == "call_module"
+        if outer.autocast == inner.autocast and not inner.grad:
+            given = [*iterate_tensors((call.args, call.kwargs))]
+            if is_module:
+                given += self._model.get_submodule(call.target).parameters()
+            records = any(tensor.is_floating_point() for tensor in iterate_tensors(result))
+            if not records or not any(tensor.requires_grad for tensor in given):
+                return call.op, call.target  # autograd would not record it anyway
+        is_fixed = is_module or call.target in ACCESSORS
+        within = None if is_fixed else run_within(call.function, outer, inner)
+        if within is None:
+            kind = "autocast" if outer.autocast != inner.autocast else "gradients"
+            self.give_up(f"the code itself turns {kind} on or off")
+            return call.op, call.target
+        return "call_function", within
 
     def _convert(self, value: Any, where: str) -> Any:
         """Converts a call's argument to what the graph holds: nodes for tensors and sizes."""
@@ -182,10 +192,10 @@ class GraphBuilder:
             return self._convert_size(value)
         if isinstance(value, torch.device) and self._anchor is not None:
             # A GPU's tensors are fakes on cpu:0, whatever the code sees: kernels/cuda/devices.py.
-            device, origin = self._anchor
+            device, node, path = self._anchor
             if value.type != "cpu" or device.index is None:
                 # The graph runs wherever its first input is.
-                return self._add_after(self._convert_origin(origin), getattr, "device")
+                return self._add_after(self._follow_path(node, path), getattr, "device")
         if isinstance(value, _CONSTANTS):
             return value
         kind: Any = type(value)
@@ -214,7 +224,7 @@ class GraphBuilder:
 
     def _convert_tensor(self, tensor: torch.Tensor, where: str) -> Any:
         attribute = self._attributes.get(id(tensor))
-        origin = self.find_origin(tensor)
+        origin = self._find_origin(tensor)
         if attribute is None and origin is None:  # a tensor that a module has not registered
             attributes = (
                 f"{prefix}.{name}".strip(".")
@@ -230,12 +240,10 @@ class GraphBuilder:
         if origin is None or origin.fx_node is None:
             self.give_up(f"{where} uses a tensor that is no input, parameter, buffer or result")
             return "<Tensor>"
-        return self._convert_origin(origin)
+        return self._follow_path(origin.fx_node, origin.path)
 
-    def _convert_origin(self, origin: Origin) -> fx.Node:
-        node = origin.fx_node
-        assert node is not None
-        for key in origin.path:
+    def _follow_path(self, node: fx.Node, path: tuple[Any, ...]) -> fx.Node:
+        for key in path:
             is_field = isinstance(key, tuple) and key[0] is getattr
             node = self._add_after(
                 node, getattr if is_field else operator.getitem, key[1] if is_field else key
@@ -249,7 +257,9 @@ class GraphBuilder:
                 self._convert_size(a) if isinstance(a, SizeInt) else a for a in expression.arguments
             )
             return self.graph.call_function(expression.function, arguments)
-        return self._add_after(self._convert_origin(expression.origin), "size", expression.dim)
+        origin = expression.origin
+        node = self._follow_path(origin.fx_node, origin.path)
+        return self._add_after(node, "size", expression.dim)
 
     def _add_after(self, node: fx.Node, call: Any, argument: Any) -> fx.Node:
         """Adds a call of a function or method next to the node that it asks, each once."""

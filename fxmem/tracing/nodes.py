@@ -1,34 +1,24 @@
-"""Nodes of a traced model: names, sources, inputs, and their places in the FX graph."""
+"""Nodes of a traced model: names, sources, inputs."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx, nn
-from torch.fx import traceback
 
 from fxmem.graph import Phase, SourceLocation
 from fxmem.specs import strip_torch
 from fxmem.tracing.calls import bind_arguments
-from fxmem.tracing.conditions import (
-    CONTEXT,
-    SIGNATURE,
-    TraceContext,
-    describe_structure,
-    describe_value,
-    make_specs,
-    read_context,
-    read_settings,
-    run_within,
-)
-from fxmem.tracing.fxgraph import CONSTANT, ENTERED, NODE, WATCHED, GraphBuilder, iterate_tensors
-from fxmem.tracing.modules import find_watched
+from fxmem.tracing.containers import iterate_paths, iterate_tensors
 from fxmem.tracing.source import find_source
 
 ACCESSORS = (getattr, setattr, delattr)
+_ORIGIN = "_fxmem_origin"
+_logs = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,71 +60,79 @@ class Call:
         return self.fqn if self.op == "call_module" else f"{self.fqn}.{self.label}".strip(".")
 
 
-class NodeLog:
-    """Writes down nodes, and builds the FX graph of those of forward where one is wanted."""
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The node that a tensor comes from, and the way to it in that node's result.
 
-    def __init__(self, model: nn.Module, *, builds_graph: bool = True) -> None:
+    Kept as an attribute of the tensor object: it goes when the tensor goes.
+    """
+
+    log: int  # number of the log that has the node
+    node: int  # index of the traced node
+    fx_node: fx.Node | None  # None where no graph is built
+    path: tuple[Any, ...] = ()  # keys and indices into the node's result
+
+
+class GraphWriter(Protocol):
+    """Builds an FX graph of the nodes that a log names."""
+
+    def add_placeholder(self, name: str, value: Any) -> fx.Node: ...
+
+    def add(self, call: Call, args: tuple[Any, ...], result: Any, name: str) -> fx.Node: ...
+
+
+class NodeLog:
+    """Names nodes as they run, and marks the tensors that they make.
+
+    Args:
+        model: The model, whose parameters and buffers no node makes.
+        writer: Builds the FX graph of forward, where one is wanted.
+    """
+
+    def __init__(self, model: nn.Module, writer: GraphWriter | None = None) -> None:
         self.nodes: list[TracedNode] = []
-        self.builder = GraphBuilder(model)
         self._model = model
-        self._builds_graph = builds_graph
+        self._writer = writer
+        self._number = next(_logs)
+        self._own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         self._occurrences: dict[str, int] = {}
-        self._context, self._settings = read_context(), read_settings()
-        self._traced_in: TraceContext | None = None
 
     def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Adds the placeholders; the graph is for the context of the caller."""
-        bound = [*bind_arguments(self._model, args, kwargs)]
-        for name, value in bound:
-            fx_node = self.builder.graph.placeholder(name)
-            if next(iterate_tensors(value), None) is None:
-                fx_node.meta[CONSTANT] = value
-                continue
-            fx_node.meta[SIGNATURE] = describe_value(value)
-            self._append(value, fx_node, self._make_name(name), "", "placeholder", name)
-        self._context, self._settings = read_context(), read_settings()
-        tensors: list[torch.Tensor] = []
-        describe_structure([value for _, value in bound], tensors)
-        known: dict[int, int] = {}
-        firsts = [known.setdefault(id(tensor), at) for at, tensor in enumerate(tensors)]
-        parameters = self._model.named_parameters(remove_duplicate=False)
-        modules = self._model.named_modules(remove_duplicate=False)  # by all of their names
-        self._traced_in = TraceContext(
-            self._context.autocast,
-            tuple((at, first) for at, first in enumerate(firsts) if at != first),
-            training=frozenset(name for name, module in modules if module.training),
-            frozen=frozenset(n for n, parameter in parameters if not parameter.requires_grad),
-            inputs=make_specs(args, kwargs),
-        )
-
-    def end(self, output: Any, entered: frozenset[str]) -> None:
-        """Adds the output; the modules that were entered are no nodes."""
-        node = self.builder.set_output(output)
-        node.meta[CONTEXT], node.meta[ENTERED] = self._traced_in, entered
+        """Adds a node for each input of the model that holds a tensor."""
+        for name, value in bind_arguments(self._model, args, kwargs):
+            fx_node = None if self._writer is None else self._writer.add_placeholder(name, value)
+            if next(iterate_tensors(value), None) is not None:
+                node_name = self._make_name(name)
+                self._append(value, fx_node, node_name, "", "placeholder", name)
 
     def add(self, call: Call, result: Any, phase: Phase) -> None:
         """Adds the node of a call that has returned, with its result."""
         name = self._make_name(call.name)
         is_access = call.target in ACCESSORS
         args = (call.args[0], call.label, *call.args[1:]) if is_access else call.args
-        origins = map(self.builder.find_origin, iterate_tensors((args, call.kwargs)))
+        origins = map(self.find_origin, iterate_tensors((args, call.kwargs)))
         inputs = tuple(dict.fromkeys(origin.node for origin in origins if origin))
         op, fx_node = call.op, None
-        if phase is Phase.FORWARD and self._builds_graph:
-            op, target = self._keep_context(call, result)
-            fx_node = self.builder.add_call(op, target, args, call.kwargs, name)
-            fx_node.meta[NODE] = name
-            if "from_node" in traceback.get_current_meta():  # an Interpreter says which it runs
-                fx_node.meta["from_node"] = traceback.get_current_meta()["from_node"]
-            if op == "call_module":
-                module = self._model.get_submodule(target)
-                fx_node.meta[WATCHED] = find_watched(module)
+        if self._writer is not None and phase is Phase.FORWARD:
+            fx_node = self._writer.add(call, args, result, name)
+            op = fx_node.op
         source = find_source()
         self._append(result, fx_node, name, call.fqn, op, call.label, phase, source, inputs)
 
     def repeat(self, nodes: Iterable[TracedNode]) -> None:
         """Adds nodes whose calls were left out, each by a name of its own."""
         self.nodes += [replace(node, name=self._make_name(node.first_name)) for node in nodes]
+
+    def find_origin(self, tensor: torch.Tensor) -> Origin | None:
+        """Finds the origin of a tensor among the nodes; None for parameters and strangers."""
+        origin: Origin | None = tensor.__dict__.get(_ORIGIN)
+        return origin if origin is not None and origin.log == self._number else None
+
+    def tag_result(self, result: Any, node: int, fx_node: fx.Node | None = None) -> None:
+        """Marks the tensors in a node's result as coming from it."""
+        for path, tensor in iterate_paths(result):
+            if id(tensor) not in self._own:
+                tensor.__dict__[_ORIGIN] = Origin(self._number, node, fx_node, path)
 
     def _append(
         self,
@@ -149,7 +147,7 @@ class NodeLog:
         inputs: tuple[int, ...] = (),
     ) -> None:
         index = len(self.nodes)
-        self.builder.tag_result(result, index, fx_node)
+        self.tag_result(result, index, fx_node)
         first = next(iterate_tensors(result), None)
         shape = None if first is None else tuple(map(int, first.shape))
         dtype = None if first is None else strip_torch(first.dtype)
@@ -161,27 +159,3 @@ class NodeLog:
         seen = self._occurrences.get(candidate, 0)
         self._occurrences[candidate] = seen + 1
         return f"{candidate}_{seen}" if seen else candidate
-
-    def _keep_context(self, call: Call, result: Any) -> tuple[str, Any]:
-        """Finds the op and target that run a call as the code's own context has it."""
-        outer, inner = self._context, read_context()
-        for name, value in read_settings().items():
-            if value != self._settings[name]:
-                self.builder.give_up(f"the code itself sets {name}")
-        if outer == inner:
-            return call.op, call.target
-        is_module = call.op == "call_module"
-        if outer.autocast == inner.autocast and not inner.grad:
-            given = [*iterate_tensors((call.args, call.kwargs))]
-            if is_module:
-                given += self._model.get_submodule(call.target).parameters()
-            records = any(tensor.is_floating_point() for tensor in iterate_tensors(result))
-            if not records or not any(tensor.requires_grad for tensor in given):
-                return call.op, call.target  # autograd would not record it anyway
-        is_fixed = is_module or call.target in ACCESSORS
-        within = None if is_fixed else run_within(call.function, outer, inner)
-        if within is None:
-            kind = "autocast" if outer.autocast != inner.autocast else "gradients"
-            self.builder.give_up(f"the code itself turns {kind} on or off")
-            return call.op, call.target
-        return "call_function", within

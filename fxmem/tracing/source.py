@@ -25,8 +25,8 @@ _WRAPPERS = tuple(
         "/einops/",
     )
 )
-_ENTRIES = ("run_model", "run_loss", "_run_model", "_run_loss", "_run_step")
-"""Functions of the tracer and of the step before it that call the user's code."""
+_ENTRIES = ("run_loop", "trace_forward")
+"""Functions of a training that call the user's code."""
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 
 

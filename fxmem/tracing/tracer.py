@@ -16,20 +16,21 @@ import inspect
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 import torch.utils.checkpoint
-from torch import fx, nn
+from torch import nn
 
 from fxmem.graph import Phase
 from fxmem.patching import patch
 from fxmem.tracing.calls import CallLog
-from fxmem.tracing.fxgraph import describe_function, iterate_tensors
+from fxmem.tracing.containers import iterate_tensors
+from fxmem.tracing.fxgraph import GraphBuilder, describe_function
 from fxmem.tracing.modules import CALLED_HOOKS, is_leaf, is_left_out
-from fxmem.tracing.nodes import Call, NodeLog, TracedNode
+from fxmem.tracing.nodes import Call, NodeLog, Origin, TracedNode
 from fxmem.tracing.sizes import make_shape
 from fxmem.tracing.source import find_source
 from fxmem.tracing.state import ForwardState
@@ -61,6 +62,10 @@ class NodeListener(Protocol):
     def find_storages(self, value: Any) -> tuple[int, ...]: ...  # of the tensors in it
 
 
+RunRoot: TypeAlias = Callable[[Callable[..., Any], Any, Any], Any]
+"""Runs a function with positional and keyword arguments."""
+
+
 class _Nesting(threading.local):
     """Where a thread is in the model; only the one that traces makes nodes."""
 
@@ -81,22 +86,21 @@ class Tracer(torch.overrides.TorchFunctionMode):
         model: nn.Module,
         listener: NodeListener,
         *,
-        symbolic_sizes: bool,
-        builds_graph: bool = True,
+        symbolic_sizes: bool = False,
+        builds_graph: bool = False,
     ) -> None:
         super().__init__()
         self.model = model
-        self.calls = CallLog(lambda value: listener.find_storages(value), lambda: len(self.nodes))
-        self._log = NodeLog(model, builds_graph=builds_graph)
+        self.calls = CallLog(listener.find_storages, lambda: len(self._log.nodes))
+        self.builder = GraphBuilder(model, self._find_origin) if builds_graph else None
+        self._log = NodeLog(model, self.builder)
         self._listener = listener
         self._symbolic_sizes = symbolic_sizes
-        self._builds_graph = builds_graph
-        self._phase = Phase.FORWARD
+        self._phase: Phase | None = None  # None where no nodes are made
         self._fqns = {id(module): fqn for fqn, module in reversed([*model.named_modules()])}
         self._entered: set[str] = set()
         self._nesting = _Nesting()
-        self._scopes = [""]
-        self._opaque_depth = 0
+        self._run_root: RunRoot | None = None
 
     @property
     def _scopes(self) -> Any:
@@ -119,39 +123,50 @@ class Tracer(torch.overrides.TorchFunctionMode):
         """The nodes so far."""
         return self._log.nodes
 
-    @property
-    def graph(self) -> fx.Graph:
-        """The FX graph; it can be run where :attr:`reason` is empty."""
-        return self._log.builder.graph
+    def set_phase(self, phase: Phase | None) -> None:
+        """Begins a phase, in which what the loop calls makes nodes; None for no nodes."""
+        self._phase = phase
+        self._scopes = ["loss" if phase is Phase.LOSS else ""]
 
-    @property
-    def reason(self) -> str:
-        """The first thing that the graph cannot express; empty while there is none."""
-        return self._log.builder.reason
+    @contextmanager
+    def be_silent(self, depth: int = 1) -> Iterator[None]:
+        """Makes no nodes within; with a depth of 0 makes them again."""
+        before, self._opaque_depth = self._opaque_depth, depth and self._opaque_depth + depth
+        try:
+            yield
+        finally:
+            self._opaque_depth = before
 
-    def run_model(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def run_model(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Calls the model and traces it; returns what the model returns, on fake tensors."""
+        if self.nodes:
+            self._give_up("the loop calls the model more than once")
+            self.calls.hidden.update(self._fqns.values())
+            return call(*args, **kwargs)
+        if self.builder is not None:
+            self.builder.begin(args, kwargs)
         self._log.begin(args, kwargs)
         state = ForwardState(self.model) if self._symbolic_sizes else None
-        with self.tracing(Phase.FORWARD):
-            output = self.model(*args, **kwargs)
-        if not self._builds_graph:
-            return output
-        self._log.end(output, frozenset(self._entered))
+        output = call(*args, **kwargs)
+        if self.builder is not None:
+            self.builder.end(output, frozenset(self._entered))
         if state is not None:
-            self._log.builder.give_up(state.find_change())
+            self._give_up(state.find_change())
         return output
 
-    def run_loss(self, compute: Callable[[Any], Any], output: Any) -> Any:
-        """Calls the loss function and traces it into nodes of the phase LOSS."""
-        with self.tracing(Phase.LOSS):
-            return compute(output)
+    def _find_origin(self, tensor: torch.Tensor) -> Origin | None:
+        return self._log.find_origin(tensor)
 
     def _give_up(self, reason: str) -> None:
+        """Notes why no graph can be replayed."""
+        if self.builder is not None:
+            self.builder.give_up(reason)
+
+    def _give_up_here(self, reason: str) -> None:
         """Says of the line that is running why no graph can be replayed."""
-        if self._phase is Phase.FORWARD:
+        if self.builder is not None and self._phase is Phase.FORWARD:
             source = find_source()
-            self._log.builder.give_up(f"{reason} at {source}" if source else reason)
+            self._give_up(f"{reason} at {source}" if source else reason)
 
     # -- functions -----------------------------------------------------------------------------
 
@@ -163,13 +178,16 @@ class Tracer(torch.overrides.TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if self._opaque_depth:
+        if self._opaque_depth or self._phase is None:
             return func(*args, **kwargs)
+        if func is torch.Tensor.backward:
+            with self.be_silent():
+                return func(*args, **kwargs)
         op, target, label = describe_function(func)
         if label in _SIZE_QUERIES:
             return self._query_size(func, label, args, kwargs)
         if label in _HOOKS:
-            self._give_up(f"it calls {label} of a tensor")
+            self._give_up_here(f"it calls {label} of a tensor")
         if target is getattr and label not in _TENSOR_PROPERTIES:
             return func(*args, **kwargs)
         return self._run_node(Call(op, target, label, self._scopes[-1], func, args, kwargs))
@@ -178,7 +196,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
         self, func: Callable[..., Any], label: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         answer = func(*args, **kwargs)
-        origin = self._log.builder.find_origin(args[0])
+        origin = self._find_origin(args[0])
         if not self._symbolic_sizes or origin is None or isinstance(args[0], nn.Parameter):
             return answer
         if label in ("numel", "nelement"):
@@ -203,11 +221,11 @@ class Tracer(torch.overrides.TorchFunctionMode):
                 is_bool = isinstance(result, bool)
                 is_check = is_bool and find_passing_answer(sys._getframe(1)) is not None
                 if not is_check and comes_of_held((call.args, call.kwargs), result):
-                    self._give_up("a value that may change decides")
+                    self._give_up_here("a value that may change decides")
             if operators or has_tensor:
-                self._log.add(call, result, self._phase)
+                self._log.add(call, result, self._phase or Phase.FORWARD)
             elif call.target in (setattr, delattr):
-                self._give_up(f"it sets {call.label} of a tensor")
+                self._give_up_here(f"it sets {call.label} of a tensor")
         finally:
             self._opaque_depth -= 1
         return result
@@ -215,10 +233,13 @@ class Tracer(torch.overrides.TorchFunctionMode):
     # -- calls that are replaced while the user's code runs --------------------------------------
 
     @contextmanager
-    def tracing(self, phase: Phase) -> Iterator[None]:
-        """Traces torch functions, calls of modules, autograd Functions and checkpoints."""
-        self._phase = phase
-        self._scopes = ["loss" if phase is Phase.LOSS else ""]
+    def trace(self, run_root: RunRoot | None = None) -> Iterator[None]:
+        """Traces torch functions, calls of modules, autograd Functions and checkpoints.
+
+        Args:
+            run_root: Takes the place of the model's own call.
+        """
+        self._run_root, self._opaque_depth, self._scopes = run_root, 0, [""]
         checkpointing: Any = torch.utils.checkpoint
         call_module: Any = nn.Module.__call__
         apply: Any = torch.autograd.Function.__dict__["apply"]
@@ -229,7 +250,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
 
         def traced_apply(function: Any, *args: Any, **kwargs: Any) -> Any:
             run = apply.__get__(None, function)
-            if self._opaque_depth:
+            if self._opaque_depth or self._phase is None:
                 return run(*args, **kwargs)
             is_reentrant = function is checkpointing.CheckpointFunction
             label = "checkpoint" if is_reentrant else function.__name__
@@ -237,9 +258,9 @@ class Tracer(torch.overrides.TorchFunctionMode):
             return self._run_node(Call("call_function", run, label, scope, run, args, kwargs))
 
         def traced_segment(run: Callable[..., Any], *inputs: Any) -> Any:
-            if self._opaque_depth:
+            if self._opaque_depth or self._phase is None:
                 return run(*inputs)
-            self._log.builder.give_up(_REGION)
+            self._give_up(_REGION)
             target, scope = checkpointing.checkpoint, self._scopes[-1]
             return self._run_node(
                 Call("call_function", target, "checkpoint", scope, run, inputs, {})
@@ -253,7 +274,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
         gather: Any = getattr(group, "pre_forward", None)
 
         def traced_gather(*arguments: Any) -> Any:
-            if self._opaque_depth:
+            if self._opaque_depth or self._phase is None:
                 return gather(*arguments)
             run = functools.partial(gather, *arguments[:2])  # the group and its module
             scope = self._scopes[-1]
@@ -280,6 +301,14 @@ class Tracer(torch.overrides.TorchFunctionMode):
         kwargs: dict[str, Any],
     ) -> Any:
         """Takes the place of ``nn.Module.__call__``: a leaf is a node, others are entered."""
+        if module is self.model and self._run_root is not None:
+            run_root, self._run_root = self._run_root, None  # a model may call itself
+            try:
+                return run_root(functools.partial(nn.Module.__call__, module), args, kwargs)
+            finally:
+                self._run_root = run_root
+        if self._phase is None:
+            return call(module, *args, **kwargs)
         fqn = self._fqns.get(id(module))
         if fqn is not None and (self._opaque_depth or self._phase is not Phase.FORWARD):
             self.calls.hidden.add(fqn)
@@ -307,8 +336,8 @@ class Tracer(torch.overrides.TorchFunctionMode):
         if not leaf:
             self._entered.add(fqn)
             if any(is_left_out(getattr(module, key)) for key in CALLED_HOOKS):
-                self._log.builder.give_up(f"{fqn} has hooks, which no graph calls")
-        if not self._builds_graph:
+                self._give_up(f"{fqn} has hooks, which no graph calls")
+        if self.builder is None:
             return run(module, *args, **kwargs)
         return self.calls.run(run, module, fqn, args, kwargs, is_leaf=leaf)
 
@@ -324,7 +353,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
         which is where its result is found.
         """
         steps = generator(*arguments, **kwargs)
-        if self._opaque_depth:
+        if self._opaque_depth or self._phase is None:
             yield from steps
             return
         index, fqn = len(self.nodes), self._scopes[-1]
@@ -337,11 +366,11 @@ class Tracer(torch.overrides.TorchFunctionMode):
             result = caller.f_locals.get("ret") if caller else None
             del frame, caller
             self._listener.exit_node(index, result)
-            self._log.builder.give_up(_REGION)
+            self._give_up(_REGION)
             # Not the region itself: it may hold tensors, as ``functools.partial`` does.
             run = torch.utils.checkpoint.checkpoint
             # fn, preserve_rng_state, context_fn, determinism_check, debug, early_stop, *args
             call = Call("call_function", run, "checkpoint", fqn, run, arguments[6:], kwargs)
-            self._log.add(call, result, self._phase)
+            self._log.add(call, result, self._phase or Phase.FORWARD)
         finally:
             self._opaque_depth -= 1

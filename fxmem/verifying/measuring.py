@@ -6,7 +6,6 @@ import contextlib
 import gc
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -19,29 +18,15 @@ from fxmem.verifying.comparing import list_dense_parts
 _SPAN = "span step"
 
 
-@dataclass
-class Allocations:
-    """The CPU allocator's events within marked spans, filled when the profiler ends."""
-
-    spans: dict[str, list[int]] = field(default_factory=dict)
-
-    def sum_bytes(self, span: str) -> int:
-        """Sums by how much more is live after a span than before it."""
-        return sum(self.spans[span])
-
-    def find_peak(self, span: str) -> int:
-        """Finds the most that is live within a span, above what was live before it."""
-        return max(itertools.accumulate(self.spans[span], initial=0))
-
-
 @contextlib.contextmanager
-def watch_allocations() -> Iterator[Allocations]:
-    """Records the allocations within each ``record_function("span ...")``.
+def watch_allocations() -> Iterator[dict[str, list[int]]]:
+    """Records the CPU allocator's events within each ``record_function("span ...")``, by its name.
 
-    Releases of older memory are left out: the profiler reports some of them, where an earlier one
-    saw the address (``ProfiledCPUMemoryReporter`` in c10/core/CPUAllocator.cpp).
+    They are there when the context ends: bytes, negative where they are released. Releases of older
+    memory are left out: the profiler reports some of them, where an earlier one saw the address
+    (``ProfiledCPUMemoryReporter`` in c10/core/CPUAllocator.cpp).
     """
-    seen = Allocations()
+    seen: dict[str, list[int]] = {}
     enabled = gc.isenabled()
     gc.disable()  # what it would free within a span may be older
     try:
@@ -73,7 +58,7 @@ def watch_allocations() -> Iterator[Allocations]:
             live.remove(address)
         own.append((at, nbytes))
     for name, start, end in spans:
-        seen.spans[name] = [nbytes for at, nbytes in own if start <= at <= end]
+        seen[name] = [nbytes for at, nbytes in own if start <= at <= end]
 
 
 def sum_storages(tensors: Iterable[Tensor], device: torch.device) -> int:
@@ -101,7 +86,7 @@ def measure_peak(
     """Measures the most bytes that are live in the second run of a step, older ones included.
 
     Inputs are made by ``prepare``; ``list_held`` lists all tensors that are there before the step,
-    and ``release`` frees those that it leaves.
+    and ``release`` frees what the step leaves.
     """
     gc.collect()
     is_cuda = device.type == "cuda"
@@ -123,4 +108,13 @@ def measure_peak(
             peak = torch.cuda.max_memory_allocated(device) - before
         del kept
         release()
-    return resident_bytes + (peak if seen is None else seen.find_peak(_SPAN))
+    return resident_bytes + (peak if seen is None else find_peak(seen[_SPAN]))
+
+
+def find_peak(events: Iterable[int]) -> int:
+    """Finds the most that is live within a span, above what was live before it.
+
+    >>> find_peak([8, 4, -8, 2])
+    12
+    """
+    return max(itertools.accumulate(events, initial=0))

@@ -7,8 +7,9 @@ import copy
 import random
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_iter, tree_map
 
 from fxmem.errors import FxmemError, FxmemWarning, TraceError, UsageError, summarize_error
-from fxmem.recording.losses import Loss, resolve_loss
-from fxmem.recording.optimizers import Adam8bit, OptimizerFactory, resolve_optimizer
+from fxmem.recording.losses import resolve_loss
+from fxmem.recording.optimizers import Adam8bit, resolve_optimizer
 from fxmem.recording.options import LossChoice, OptimizerChoice, load_choice
 from fxmem.specs import TensorSpec
 from fxmem.tracing.fakes import read_leaf
 from fxmem.tracing.modules import HOOK_TABLES
 from fxmem.tracing.source import find_raising_source
+from fxmem.tracing.state import save_random_states
 from fxmem.verifying.comparing import Record, compare_records, compare_values, iterate_leaves
 from fxmem.verifying.measuring import measure_peak
 from fxmem.verifying.verification import Difference, Kind
@@ -87,7 +89,7 @@ def keep_state(*models: nn.Module) -> Iterator[None]:
     values = [(tensor, tensor.detach().clone()) for tensor in _list_tensors(tables)]
     generators = {g for g in tree_iter(tables) if isinstance(g, torch.Generator)}
     states = [(generator, generator.get_state()) for generator in generators]
-    python, numpy = random.getstate(), np.random.get_state()
+    restore_others = save_random_states()
     # Asking for the generator of a GPU that nobody uses would start it.
     is_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     gpus = range(torch.cuda.device_count()) if is_cuda else ()
@@ -108,8 +110,7 @@ def keep_state(*models: nn.Module) -> Iterator[None]:
                 parameter.grad = gradient
             for generator, state in states:
                 generator.set_state(state)
-            random.setstate(python)
-            np.random.set_state(numpy)
+            restore_others()
 
 
 def list_random_states() -> dict[str, Any]:
@@ -136,69 +137,83 @@ def seed_random_numbers(seed: int) -> None:
     np.random.seed(seed % 2**32)
 
 
-@dataclass
-class Runner:
-    """Takes steps of a model, each with the same inputs."""
+@dataclass(frozen=True, slots=True)
+class StepTask:
+    """The steps that are taken of a model, each with the same inputs."""
 
-    model: nn.Module  # the model
     given: Inputs  # inputs, of which each step gets a copy
-    loss: Loss  # from the output to the loss
-    make_optimizer: OptimizerFactory | None  # from the parameters to the optimizer; None for none
+    loss: LossChoice
+    optimizer: OptimizerChoice
     device: torch.device  # the model's device
-    autocast: torch.dtype | None = None  # the dtype that forward and loss are autocast to, or None
-    # whether loss, backward and the optimizer run; else ``eval()`` without gradients
-    train: bool = True
-    # values that the loss compares the output with; made from the first output
-    target: Tensor | None = None
-    _optimizer: torch.optim.Optimizer | None = field(default=None, init=False)
-    _inputs: Inputs = field(default=((), {}), init=False)
+    autocast: torch.dtype | None  # the dtype that forward and loss are autocast to, or None
+    train: bool  # whether loss, backward and optimizer run; else ``eval()`` without gradients
+    steps: int
+    seed: int  # of the first step's random numbers
+
+
+class Runner:
+    """Takes steps of a model.
+
+    Attributes:
+        target: Values that the loss compares the output with; made from the first output.
+        record: What the last step computed and left.
+    """
+
+    def __init__(self, task: StepTask, model: nn.Module) -> None:
+        self.task, self.model = task, model
+        self.target: Tensor | None = None
+        self.record: Record = {}
+        self._loss = resolve_loss(load_choice(task.loss))
+        self._make_optimizer = resolve_optimizer(load_choice(task.optimizer))
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._inputs: Inputs = ((), {})
 
     def prepare(self) -> None:
-        """Puts the model in its mode and makes its optimizer."""
-        self.model.train(self.train)
-        if self.make_optimizer is None or not self.train:
-            return
-        optimizer: Any = self.make_optimizer([*self.model.parameters()])
-        if isinstance(optimizer, Adam8bit):
-            raise UsageError(
-                "adam8bit only models memory and updates nothing", hint="verify with adam"
-            )
-        # Made to run on tensors without values, under a mode that allocates by itself.
-        optimizer.step = optimizer.step.__wrapped__
-        self._optimizer = optimizer
+        """Seeds random numbers, puts the model in its mode and makes its optimizer."""
+        self.model.train(self.task.train)
+        if self._make_optimizer is not None and self.task.train:
+            optimizer: Any = self._make_optimizer([*self.model.parameters()])
+            if isinstance(optimizer, Adam8bit):
+                raise UsageError(
+                    "adam8bit only models memory and updates nothing", hint="verify with adam"
+                )
+            # Made to run on tensors without values, under a mode that allocates by itself.
+            optimizer.step = optimizer.step.__wrapped__
+            self._optimizer = optimizer
+        seed_random_numbers(self.task.seed)
 
-    def run(self) -> tuple[Record, float]:
-        """Takes a step; returns copies of what it computed and left, and its seconds."""
+    def run(self) -> float:
+        """Takes a step, and records copies of what it computed and left; returns its seconds."""
         self.release()
-        self._inputs = _copy_inputs(self.given)
-        wait: Any = torch.cuda.synchronize if self.device.type == "cuda" else lambda: None
+        self._inputs = _copy_inputs(self.task.given)
+        wait: Any = torch.cuda.synchronize if self.task.device.type == "cuda" else lambda: None
         wait()
         start = time.perf_counter()
         output, loss = self._take_step()
         wait()
         seconds = time.perf_counter() - start
-        record = self._record(output, loss)
+        self.record = self._make_record(output, loss)
         self.release()
-        return record, seconds
+        return seconds
 
     def _take_step(self) -> tuple[Any, Tensor | None]:
         """Takes a step, whose output and loss the caller holds to the end."""
-        args, kwargs = self._inputs
-        is_cast = self.autocast is not None
-        cast = torch.autocast(self.device.type, dtype=self.autocast, enabled=is_cast)
-        with cast, torch.set_grad_enabled(self.train):
+        (args, kwargs), task = self._inputs, self.task
+        is_cast = task.autocast is not None
+        cast = torch.autocast(task.device.type, dtype=task.autocast, enabled=is_cast)
+        with cast, torch.set_grad_enabled(task.train):
             output = self.model(*args, **kwargs)
-            if not self.train:
+            if not task.train:
                 return output, None
-            if self.target is None and self.loss.make_target is not None:
-                self.target = self.loss.make_target(output)
-            loss = self.loss.compute(output, self.target)
+            if self.target is None and self._loss.make_target is not None:
+                self.target = self._loss.make_target(output)
+            loss = self._loss.compute(output, self.target)
         loss.backward()  # type: ignore[no-untyped-call]
         if self._optimizer is not None:
             self._optimizer.step()
         return output, loss
 
-    def _record(self, output: Any, loss: Tensor | None) -> Record:
+    def _make_record(self, output: Any, loss: Tensor | None) -> Record:
         inputs = [
             *iterate_leaves(self._inputs[0], "args"),
             *iterate_leaves(self._inputs[1], "kwargs"),
@@ -238,43 +253,21 @@ class Runner:
         self.model.zero_grad(set_to_none=True)
         self._inputs = ((), {})
 
-    def measure(self, seed: int) -> int:
+    def measure(self) -> int:
         """Measures the peak of a step in bytes; its random numbers may decide which layers run."""
 
         def prepare() -> None:
-            seed_random_numbers(seed)
-            self._inputs = _copy_inputs(self.given)
+            seed_random_numbers(self.task.seed)
+            self._inputs = _copy_inputs(self.task.given)
 
         def list_held() -> list[Tensor]:
             state = [] if self._optimizer is None else [*self._optimizer.state.values()]
             attributes = [vars(module) for module in self.model.modules()]
             return _list_tensors([attributes, self._inputs, self.target, state])
 
-        self.model.train(self.train)
+        self.model.train(self.task.train)
         self.release()
-        return measure_peak(prepare, list_held, self._take_step, self.release, self.device)
-
-
-@dataclass(frozen=True, slots=True)
-class StepTask:
-    """Steps of two models that are to be compared."""
-
-    models: tuple[nn.Module, nn.Module]
-    given: Inputs
-    loss: LossChoice
-    optimizer: OptimizerChoice
-    device: torch.device
-    autocast: torch.dtype | None
-    train: bool
-    steps: int
-    seed: int
-
-    def make_runners(self, *models: nn.Module) -> list[Runner]:
-        """Makes what takes the steps of models."""
-        loss = resolve_loss(load_choice(self.loss))
-        make_optimizer = resolve_optimizer(load_choice(self.optimizer))
-        options = (make_optimizer, self.device, self.autocast, self.train)
-        return [Runner(model, self.given, loss, *options) for model in models]
+        return measure_peak(prepare, list_held, self._take_step, self.release, self.task.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,27 +282,17 @@ class ComparedSteps:
 
 
 def compare_steps(
-    ours: Runner,
-    theirs: Runner,
-    steps: int,
-    seed: int,
-    is_over: Callable[[bool], bool] = bool,
-) -> tuple[Record, tuple[list[float], list[float]], tuple[Difference, ...]]:
+    ours: Runner, theirs: Runner, is_over: Callable[[bool], bool] = bool
+) -> ComparedSteps:
     """Takes steps of two models in turns, until something differs.
 
-    As long as nothing does, the state after a step of either is the state to go on from: one
-    copy of it is enough, from which the second model's step begins where the first one's did.
+    Until then both models leave the same state, so one copy is enough: the second model's step
+    begins where the first one's did.
 
     Args:
         ours: Takes steps of the first model.
         theirs: Takes steps of the second.
-        steps: How many, at most.
-        seed: Of the first step's random numbers.
-        is_over: Tells whether a step was the last, given whether something differs in it.
-
-    Returns:
-        The values of the first model's last step, the seconds of each model's steps, and the
-        values that differ.
+        is_over: Returns whether a step was the last, given whether something differs in it.
     """
     changed_models = {theirs.model}
     with torch.no_grad():
@@ -322,31 +305,30 @@ def compare_steps(
                     tensor.copy_(values[name])
     ours.prepare()
     theirs.prepare()
-    seed_random_numbers(seed)
     times: tuple[list[float], list[float]] = ([], [])
-    for step in range(1, steps + 1):
+    differences: tuple[Difference, ...] = ()
+    for step in range(1, ours.task.steps + 1):
         try:
             with keep_state(*changed_models):
-                record, seconds = ours.run()
+                times[0].append(ours.run())
         except FxmemError:
             raise
         except Exception as error:
             raise TraceError(f"the model's step fails: {_explain(error)}", hint=_HINT) from error
-        times[0].append(seconds)
         theirs.target = ours.target
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", FxmemWarning)
-                their_record, seconds = theirs.run()
+                times[1].append(theirs.run())
         except FxmemWarning as warning:
             raise UsageError(str(warning), hint="make the plan for these inputs") from None
         except Exception as error:
-            return record, times, (Difference(step, Kind.ERROR, "step", _explain(error)),)
-        times[1].append(seconds)
-        differences = compare_records(step, record, their_record)
+            differences = (Difference(step, Kind.ERROR, "step", _explain(error)),)
+            break
+        differences = compare_records(step, ours.record, theirs.record)
         if is_over(bool(differences)):
             break
-    return record, times, differences
+    return ComparedSteps(Counter(kind.value for kind, _ in ours.record), times, differences)
 
 
 def _explain(error: Exception) -> str:

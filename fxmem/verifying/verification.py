@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-from fxmem.analysis import Shown
+from fxmem.report.blocks import Block
+from fxmem.report.result import Result
 
 SCHEMA_VERSION = 1
 
@@ -89,7 +91,7 @@ class Promise:
 
 
 @dataclass(frozen=True, slots=True)
-class Verification(Shown):
+class Verification(Result):
     """The comparison of two models, bit for bit, with the memory and time of each.
 
     Attributes:
@@ -143,13 +145,20 @@ class Verification(Shown):
 
     @property
     def keeps_promise(self) -> bool:
-        """Tells whether the plan's promise is kept, as far as there is one."""
+        """Returns whether the plan's promise is kept; True without a promise."""
         return self.promise is None or self.promise.is_kept
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything, as plain data: what :meth:`to_json` writes."""
-        return {"schema_version": SCHEMA_VERSION, **json.loads(json.dumps(asdict(self)))}
+    def list_blocks(self) -> list[Block]:
+        from fxmem.verifying.text import list_verification_blocks
 
-    def to_json(self, indent: int | None = None) -> str:
-        """All of it as JSON; bytes are integers, times are seconds."""
-        return json.dumps(self.to_dict(), indent=indent)
+        return list_verification_blocks(self)
+
+    def list_bars(self) -> Mapping[str, int | None]:
+        return {
+            "model, measured": self.baseline.peak_bytes,
+            "with the plan, measured": self.planned.peak_bytes,
+            "with the plan, promised": self.promise.peak_bytes if self.promise else None,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"schema_version": SCHEMA_VERSION, **json.loads(json.dumps(asdict(self)))}

@@ -155,7 +155,8 @@ INTERFACES = (
     ),
     _list(
         "torch._prims_common",
-        "compute_elementwise_output_strides make_contiguous_strides_for suggest_memory_format"
+        "compute_elementwise_output_strides make_contiguous_strides_for"
+        " make_channels_last_strides_for suggest_memory_format"
         " elementwise_dtypes ELEMENTWISE_TYPE_PROMOTION_KIND",
         "lay out results as TensorIterator does",
         "run the operator on meta tensors",

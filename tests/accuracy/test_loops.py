@@ -5,11 +5,13 @@ The first step, which makes the optimizer's state, and the second.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from profiled import measure_peaks
+from measuring.profiled import measure_peaks
 from torch import Tensor, nn
 from torch.profiler import record_function
 
@@ -89,9 +91,9 @@ LOOPS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "zeroed in place before backward, two micro-batches": (
         {"zeroes_late": True, "set_to_none": False, "micro_batches": 2},
-        {"loop": fxmem.Loop(zero_grad="before backward", accumulate=2), "set_to_none": False},
+        {"loop": "plain(zero_grad='before backward', accumulate=2)", "set_to_none": False},
     ),
-    "clipped": ({"clips": True}, {"loop": fxmem.Loop(clip_grad=True)}),
+    "clipped": ({"clips": True}, {"loop": "plain(clip_grad=True)"}),
     "graph retained": ({"retains": True}, {"loop": "plain(retain_graph=True)"}),
     "graph retained, two micro-batches": (
         {"retains": True, "micro_batches": 2},
@@ -126,6 +128,42 @@ def test_the_peak_is_that_of_the_loop(name: str) -> None:
     assert first_step is not None
     measured = measure_peaks(lambda: run_loop(**{**PLAIN, **loop}), STEPS)
     assert [first_step.peak_bytes, analysis.peak_bytes] == measured
+
+
+def train_with_average(training: Any) -> None:
+    """A loop of a user's own, with an average of the weights."""
+    model, optimizer = training.model, training.optimizer
+    average = [parameter.detach().clone() for parameter in model.parameters()]
+    for batch in training.batches():
+        optimizer.zero_grad()
+        output = model(*batch.args)
+        loss = nn.functional.mse_loss(output, torch.zeros_like(output))
+        loss.backward()
+        optimizer.step()
+        torch._foreach_lerp_(average, [*model.parameters()], 0.1)
+
+
+def run_with_average() -> None:
+    model, x = make_model(), torch.randn(128, 64)
+
+    def yield_batches() -> Iterator[Any]:
+        for name in STEPS:
+            with record_function(name):
+                yield SimpleNamespace(args=(x,))
+
+    optimizer = torch.optim.Adam(model.parameters())
+    train_with_average(SimpleNamespace(model=model, optimizer=optimizer, batches=yield_batches))
+
+
+def test_a_loop_of_the_callers_own_is_recorded() -> None:
+    analysis = fxmem.analyze(
+        make_model(), "128x64", device="cpu", optimizer="adam", loop=train_with_average
+    )
+    assert analysis.peak_bytes == measure_peaks(run_with_average, STEPS)[1]
+    assert str(analysis.setup.loop) == "train_with_average"
+    losses = [node.source for node in analysis.nodes if node.name == "loss.mse_loss"]
+    assert losses[0] is not None and losses[0].function == "train_with_average"
+    assert "_foreach_lerp_" in analysis.graph.operations[-1].name
 
 
 @pytest.mark.parametrize("style", ["graph", "modules"])

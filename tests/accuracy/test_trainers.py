@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from profiled import measure_peaks
+from measuring.profiled import measure_peaks
 from torch import Tensor, nn
 from torch.profiler import record_function
 from torch.utils.data import DataLoader

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from reaching_models import BUILDERS, WIDTH, forget_globals
+from sample_nets.reaching import BUILDERS, WIDTH, forget_globals
 
 from benchmarks.accuracy import analyse
 from benchmarks.cases import Case, image

@@ -44,7 +44,6 @@ def test_they_carry_what_is_not_python(built: Path) -> None:
     with zipfile.ZipFile(wheel) as file, tarfile.open(sdist) as tar:
         contents = (file.namelist(), [name.partition("/")[2] for name in tar.getnames()])
     templates = [str(path.relative_to(ROOT)) for path in ROOT.glob("fxmem/report/templates/*")]
-    assert len(templates) == 9
     for names in contents:
         assert {"fxmem/py.typed", "fxmem/advice/findings.md", *templates} <= {*names}
 

@@ -9,8 +9,10 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -19,6 +21,8 @@ from pages import BLOCKS, PAGES, ROOT, Block, list_blocks, list_commands
 import fxmem
 from benchmarks.cases import import_torchvision
 from fxmem.cli import main
+from fxmem.finding import FINDERS, TEXTS
+from fxmem.report.formats import FORMATS
 
 RECORDED_ON = ("AVX512", 2)  # the CPU and the threads of the pages' workspaces
 VARIABLES = (
@@ -134,10 +138,10 @@ def analyze_once(*args: Any, **options: Any) -> fxmem.Analysis:
 
 
 @pytest.fixture
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder as the pages take it for granted, and their width of a terminal."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    (project,) = (block for block in BLOCKS if block.language == "toml")
+    project = next(b for b in BLOCKS if (b.page.name, b.language) == ("ci.md", "toml"))
     (tmp_path / "pyproject.toml").write_text(project.text)
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "model.py").write_text(MODEL)
@@ -149,7 +153,8 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(fxmem.api, "analyze", analyze_once)
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    return tmp_path
+    with mock.patch.dict(FORMATS), mock.patch.dict(FINDERS), mock.patch.dict(TEXTS):
+        yield tmp_path
 
 
 Result = tuple[int, str, str]

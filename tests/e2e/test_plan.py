@@ -13,9 +13,9 @@ from suggested_code import load_net, write_suggestions
 import fxmem
 from fxmem.cli import main
 from fxmem.planning.dels.deletion import apply_deletions
-from fxmem.planning.inplace.overwriting import apply_inplace
+from fxmem.planning.inplace.inplace_changes import apply_inplace
 from fxmem.planning.outcome import measure_graph
-from fxmem.report.suggestions import suggest_code
+from fxmem.planning.suggestions import suggest_code
 
 ROOT = Path(__file__).parents[2]
 NETS = """

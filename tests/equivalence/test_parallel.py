@@ -23,7 +23,7 @@ from fxmem.errors import TraceError, UsageError
 from fxmem.parallelism.layout import Layout
 from fxmem.parallelism.wrapping import find_blocks, replicate, shard_blocks
 from fxmem.planning.plan import MODULES, Plan, Segment
-from fxmem.verifying.ranks import compare_rank
+from fxmem.verifying.rank_processes import compare_rank
 from fxmem.verifying.running import StepTask
 
 WIDTH = 8
@@ -148,8 +148,8 @@ def test_ranks_compute_the_same() -> None:
 def test_ranks_that_differ() -> None:
     given: Any = ((torch.ones(4, WIDTH),), {})
     cpu = torch.device("cpu")
-    task = StepTask((Net(), OtherNet()), given, None, None, cpu, None, True, steps=2, seed=0)
-    found = compare_rank(task, Layout((("dp", 1),), "ddp"))
+    task = StepTask(given, None, None, cpu, None, True, steps=2, seed=0)
+    found = compare_rank(task, (Net(), OtherNet()), Layout((("dp", 1),), "ddp"))
     assert len(found.times[0]) == 1
     assert found.differences[0].kind == "output"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from drawn_regions import draw_plan
+from generated.regions import draw_plan
 from planned_models import PLANNED
 from torch import nn
 
@@ -13,9 +13,9 @@ from fxmem.applying.applying import build_module
 from fxmem.graph import MemoryGraph, Phase
 from fxmem.memory.timeline import build_timeline
 from fxmem.planning.model.index import build_index
-from fxmem.planning.model.segments import SegmentRange
+from fxmem.planning.model.segment_ranges import SegmentRange
 from fxmem.planning.model.simulate import build_graph, simulate_segments
-from fxmem.planning.step import describe_segments
+from fxmem.planning.prepared_step import describe_segments
 
 SEEDS = range(6)
 

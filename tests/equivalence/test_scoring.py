@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from drawn_regions import draw_plan
+from generated.regions import draw_plan
 from planned_models import PLANNED
 
 from fxmem import analyze

@@ -13,7 +13,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from naive_allocator import NaiveAllocator
+from measuring.naive_allocator import NaiveAllocator
 from trials import try_examples
 
 from fxmem.memory.allocator import (

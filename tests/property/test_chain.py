@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+from math import comb
+
+import pytest
 from chain_machine import list_schedules, replay_schedule
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,3 +71,22 @@ def test_whatever_the_slots_a_schedule_fits_its_budget(chain: Chain, slots: int)
         assert found is not None
         assert replay_schedule(chain, found)[0] <= budget
     assert solve_chain(chain, [least - 1], slots) == (None,)
+
+
+def count_advances(steps: int, checkpoints: int) -> int:
+    """Steps run again to reverse a chain: Griewank & Walther 2000, "Algorithm 799: revolve"."""
+    repeats = 0
+    while comb(checkpoints + repeats, checkpoints) < steps:
+        repeats += 1
+    return repeats * steps - comb(checkpoints + repeats, repeats - 1) if repeats else 0
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 5, 8, 13, 20])
+@pytest.mark.parametrize("checkpoints", [1, 2, 3, 4, 6])
+def test_a_uniform_chain_is_reversed_as_by_revolve(steps: int, checkpoints: int) -> None:
+    # Room for one stage that keeps 100 bytes, never for two, and for the input of that stage,
+    # which revolve does not count among its checkpoints.
+    chain = Chain(tuple(Stage(1, 0, 1.0, (StageOption(100),)) for _ in range(steps)))
+    (found,) = solve_chain(chain, [checkpoints + 1 + 100])
+    assert found is not None
+    assert measure_schedule(chain, found)[1] == count_advances(steps, checkpoints)

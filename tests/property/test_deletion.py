@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from generated_modules import Program, programs, runs
-from generated_steps import analyse
+from generated.modules import Program, programs, runs
+from generated.steps import analyse
 from hypothesis import assume, given
 from trials import EXAMPLES, try_examples
 

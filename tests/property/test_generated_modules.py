@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import pytest
-from generated_modules import Program, programs, runs
+from generated.modules import Program, programs, runs
 from hypothesis import assume, given
 from trials import try_examples
 
@@ -17,9 +17,11 @@ from benchmarks.step import MODES, Mode
 from fxmem.analysis import Analysis, Setup
 from fxmem.graph import Category
 from fxmem.kernels.cpu import CPU
+from fxmem.recording.loops import infer, plain
 from fxmem.recording.losses import resolve_loss
 from fxmem.recording.optimizers import resolve_optimizer
-from fxmem.recording.step import Recording, Step, record_step
+from fxmem.recording.step import Recording, record_step
+from fxmem.recording.training import Step
 from fxmem.tracing.fakes import make_fake_mode
 from fxmem.tracing.swapping import swap_in_fakes
 
@@ -43,7 +45,8 @@ def record(program: Program, mode: Mode, *, symbolic_sizes: bool = True) -> Reco
     make_optimizer = resolve_optimizer("adam" if mode == "train+adam" else None)
     train = mode != "infer"
     with fake_mode, swap_in_fakes(model, fake_mode, *inputs, train=train) as (args, kwargs, _):
-        step = Step(model, args, kwargs, train, resolve_loss(None), make_optimizer)
+        loop = plain if train else infer
+        step = Step(model, args, kwargs, train, resolve_loss(None), make_optimizer, loop)
         return record_step(step, CPU, symbolic_sizes=symbolic_sizes)
 
 

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import pytest
-from generated_modules import Program, programs, runs
-from generated_steps import analyse, is_in_graph, is_promise_kept, uses_all_values
+from generated.modules import Program, programs, runs
+from generated.steps import analyse, is_in_graph, is_promise_kept, uses_all_values
 from hypothesis import assume, given
 from steps import are_equal, take_step
 from trials import try_examples
@@ -16,7 +16,7 @@ import fxmem
 from fxmem.applying import overwriting
 from fxmem.applying.applying import build_module
 from fxmem.memory.timeline import build_timeline
-from fxmem.planning.inplace.overwriting import apply_inplace, find_inplace
+from fxmem.planning.inplace.inplace_changes import apply_inplace, find_inplace
 from fxmem.planning.model.index import build_index
 from fxmem.planning.outcome import measure_plan
 from fxmem.planning.plan import Plan

@@ -8,9 +8,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from drawn_regions import draw_regions
-from generated_modules import Program, programs, runs
-from generated_steps import analyse, is_in_graph, is_promise_kept, uses_all_values
+from generated.modules import Program, programs, runs
+from generated.regions import draw_regions
+from generated.steps import analyse, is_in_graph, is_promise_kept, uses_all_values
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from steps import are_equal, take_step
@@ -21,9 +21,9 @@ from fxmem.applying.applying import build_module
 from fxmem.memory.timeline import build_timeline
 from fxmem.planning.model.index import StepIndex, build_index
 from fxmem.planning.model.limits import find_limits
-from fxmem.planning.model.segments import SegmentRange, iterate_segments
+from fxmem.planning.model.segment_ranges import SegmentRange, iterate_segments
 from fxmem.planning.model.simulate import simulate_segments
-from fxmem.planning.step import describe_segments
+from fxmem.planning.prepared_step import describe_segments
 
 STEPS = 3
 pytestmark = pytest.mark.filterwarnings("ignore")  # what programs do is theirs

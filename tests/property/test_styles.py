@@ -16,9 +16,9 @@ from torch import Tensor, nn
 import fxmem
 from examples.gpt import GPT
 from fxmem.planning.planner import make_problem
-from fxmem.planning.step import PlanningStep, prepare_step
-from fxmem.planning.strategies.problem import Candidate, run_strategy
-from fxmem.planning.strategies.registry import search
+from fxmem.planning.prepared_step import PlanningStep, prepare_step
+from fxmem.planning.strategies.builtin import search
+from fxmem.planning.strategies.problem import Candidate, Goal, run_strategy
 
 EXAMPLES = int(os.environ.get("FXMEM_EXAMPLES", "0"))
 WIDTH = 64
@@ -82,7 +82,7 @@ def draw_net(seed: int) -> nn.Module:
 
 
 def find_front(step: PlanningStep, *, by_flops: bool) -> tuple[Candidate, ...]:
-    problem = make_problem(step, by_flops)
+    problem = make_problem(step, Goal(by_flops=by_flops))
     run_strategy(problem, search)
     return problem.front
 

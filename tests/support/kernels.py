@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import accumulate
 
 import torch
-from profiled import list_changes
+from measuring.profiled import list_changes
 from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode

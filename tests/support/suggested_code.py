@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fxmem.report.suggestions import Suggestion
+from fxmem.planning.suggestions import Suggestion
 
 
 def write_suggestions(text: str, suggestions: Iterable[Suggestion]) -> str:

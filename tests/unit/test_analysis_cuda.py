@@ -22,7 +22,7 @@ from fxmem.gpus import GpuModel, find_gpu
 from fxmem.graph import Phase
 from fxmem.memory.allocator import AllocatorSettings
 from fxmem.report.document import Fit, build_document
-from fxmem.report.text import render_text, write_fit
+from fxmem.report.text import write_fit
 
 PEAK_BYTES = 30 * MIB + 512
 RESERVED_BYTES = 44 * MIB
@@ -93,7 +93,7 @@ def test_where_memory_runs_out() -> None:
 @pytest.mark.parametrize("mib", [15000, 643, 343, 310])
 def test_the_report(mib: int, check_golden: Callable[[str, str], None]) -> None:
     analysis = make_analysis(make_gpu(mib * MIB), library_bytes=5 * MIB)
-    text = render_text(build_document(analysis), top=2, width=100)
+    text = analysis.to_text(top=2, width=100)
     check_golden(f"hand_made_cuda_{mib}.txt", text)
 
 

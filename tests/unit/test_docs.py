@@ -17,25 +17,26 @@ import fxmem
 from benchmarks.cuda_accuracy import DATA, list_measurements
 from benchmarks.cuda_cases import CUDA_CASES
 from benchmarks.published.page import list_recorded_rows
-from fxmem.advice.finding import Finding
 from fxmem.analysis import Analysis
 from fxmem.api import analyze
 from fxmem.batching.record import MaxBatch
 from fxmem.cli import COMMANDS, _build_parser
 from fxmem.comparison.changes import Change
 from fxmem.comparison.comparison import Comparison
+from fxmem.finding import Finding
 from fxmem.fitting.record import Fitting, MeshFit
 from fxmem.gpus import CONTEXT_BYTES, GPUS, NCCL_BYTES
 from fxmem.graph import Category, Phase
 from fxmem.kernels.cuda.gpu import Gpu, use_gpu
 from fxmem.kernels.cuda.linear import cublas_workspace_bytes
 from fxmem.memory.liveness import Peak
-from fxmem.memory.modules import Module
+from fxmem.memory.module_tree import Module
 from fxmem.pipelines.pipeline import Pipeline, RankMemory, StageMemory
 from fxmem.planning.plan import Plan, Segment
 from fxmem.recording.losses import LOSSES
 from fxmem.recording.optimizers import OPTIMIZERS
 from fxmem.report.json_report import list_finding
+from fxmem.report.result import Result
 from fxmem.verifying.verification import Difference, Kind, Promise, Verification
 
 ROOT = Path(__file__).parents[2]
@@ -122,7 +123,9 @@ def test_every_attribute_is_documented(kind: type) -> None:
     public = fields | {name for name in vars(kind) if not name.startswith("_")}
     if kind is RankMemory:
         public -= {field.name for field in dataclasses.fields(Analysis)}
-    assert set(list_names(f"`{kind.__name__}`", API_DOC)) == public
+    shared = {name for name in vars(Result) if not name.startswith("_")}
+    assert set(list_names(f"`{kind.__name__}`", API_DOC)) | shared == public | shared
+    assert shared == set(list_names("Every result", API_DOC)) - {"fxmem"}
 
 
 def test_every_argument_is_documented_in_order() -> None:

@@ -29,33 +29,6 @@ _REDUCTIONS = ("none", "mean", "sum")
 """``Reduction`` (aten/src/ATen/core/Reduction.h)."""
 
 
-class _Product(torch.autograd.Function):
-    """``prod_backward``: a zero is looked for; zeros are counted where there is a dimension."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, *dims: Any) -> Tensor:
-        result = torch.prod(x, *dims)
-        ctx.save_for_backward(x, result)
-        ctx.dims = dims
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        x, result = ctx.saved_tensors
-        if ctx.dims:
-            dim, keepdim = ctx.dims
-            if not keepdim:
-                grad, result = grad.unsqueeze(dim), result.unsqueeze(dim)
-            zeros = torch.eq(x, 0)
-            count = zeros.sum(dim, True)
-            count.sum()
-            return grad * (result / x), None, None
-        if not x.dim():
-            return grad.clone()
-        torch.eq(x, 0)
-        return grad * (result / x)
-
-
 class _RunningProduct(torch.autograd.Function):
     """``cumprod_backward``: zeros are looked for."""
 
@@ -131,31 +104,15 @@ def _is_differentiated(x: Any) -> bool:
     return isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled()
 
 
-def _is_alone(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return len(args) == 1 and not kwargs and _is_differentiated(args[0])
-
-
-def _run_product(
-    product: Any, defaults: dict[str, Any], function: Function, *args: Any, **kwargs: Any
-) -> Any:
-    is_whole = product is _Product and _is_alone(args, kwargs)
-    call = args if is_whole else _read_dim(args, kwargs, **defaults)
-    return function(*args, **kwargs) if call is None else product.apply(*call)
-
-
-def _read_dim(args: tuple[Any, ...], kwargs: dict[str, Any], **defaults: Any) -> Any:
-    """Tensor, dimension and what follows; None if the call is another one."""
-    names = ("dim", *defaults)
-    given = dict(zip(names, args[1:], strict=False)) | kwargs
-    if len(args) > 1 + len(names) or not given.keys() <= set(names):
-        return None
-    if not _is_differentiated(args[0]) or not isinstance(given.get("dim"), int):
-        return None
-    return (args[0], *(({**defaults} | given)[name] for name in names))
+def _run_running_product(function: Function, *args: Any, **kwargs: Any) -> Any:
+    x, dim = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
+    if len(args) + len(kwargs) != 2 or not _is_differentiated(x) or not isinstance(dim, int):
+        return function(*args, **kwargs)
+    return _RunningProduct.apply(x, dim)  # type: ignore[no-untyped-call]
 
 
 def _run_extreme(function: Function, *args: Any, **kwargs: Any) -> Any:
-    if not _is_alone(args, kwargs):
+    if len(args) != 1 or kwargs or not _is_differentiated(args[0]):
         return function(*args, **kwargs)
     return _Extreme.apply(function, *args)  # type: ignore[no-untyped-call]
 
@@ -221,14 +178,10 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     return result
 
 
-_runs: tuple[tuple[str, Any], ...] = (
-    ("prod", functools.partial(_run_product, _Product, {"keepdim": False})),
-    ("cumprod", functools.partial(_run_product, _RunningProduct, {})),
+for _name, _run in (
+    ("cumprod", _run_running_product),
     ("max", _run_extreme),
     ("min", _run_extreme),
-    ("median", _run_extreme),
-    ("nanmedian", _run_extreme),
-)
-for _name, _run in _runs:
+):
     for _function in (getattr(torch, _name), getattr(Tensor, _name)):
         ANY.function(_function)(functools.partial(_run, _function))

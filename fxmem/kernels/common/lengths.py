@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fxmem.kernels.cuda.gpu import CUDA, is_on_gpu
-from fxmem.kernels.registry import ANY, CPU, Call
+from fxmem.kernels.registry import ANY, CPU, OperatorCall
 from fxmem.tracing.values import assume_passing, find_value, remember_constant
 from fxmem.versions.operators import aten
 
@@ -38,7 +38,7 @@ def pack_padded_sequence(input: Tensor, lengths: Tensor, batch_first: bool) -> A
 
 @CPU.workspace(_pack)
 @CUDA.workspace(_pack)
-def _pack_bytes(call: Call) -> int:
+def _pack_bytes(call: OperatorCall) -> int:
     # Blocks of equal batch size live until all are joined.
     input_, lengths, batch_first = call.args
     known = find_value(lengths)

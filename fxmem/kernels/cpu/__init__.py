@@ -3,7 +3,7 @@
 A dispatch mode sees an operator's inputs and outputs, and not the buffers that its C++ kernel
 takes from the CPU allocator and returns before it ends. Each registered function states one
 kernel's buffers from shapes alone, and names the file and function of PyTorch that it follows.
-Sizes are those of the allocations that PyTorch's own profiler reports; buffers that other
+Sizes are as in the allocations that PyTorch's own profiler reports; buffers that other
 threads of a parallel loop take for themselves are not among them.
 """
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fxmem.kernels.cpu.linear import gemm_scratchpad_bytes, product_scratchpad_bytes
-from fxmem.kernels.registry import CPU, Call, as_tensor
+from fxmem.kernels.registry import CPU, OperatorCall, as_tensor
 from fxmem.kernels.workspace import PeakTrace, size_bytes
 
 # cpu/FlashAttentionKernel.cpp, ``flash_attention_kernel_impl``: block of queries by their number.
@@ -24,7 +24,7 @@ def _blocks(queries: int, keys: int) -> tuple[int, int]:
 
 
 @CPU.workspace("_scaled_dot_product_flash_attention_for_cpu")
-def _flash(call: Call) -> int:
+def _flash(call: OperatorCall) -> int:
     """aten/src/ATen/native/cpu/FlashAttentionKernel.cpp, ``cpu_flash_attention``.
 
     Per thread: a block of scores, maxima and sums of its rows, and a block of the output, in
@@ -69,7 +69,7 @@ def _even(size: int) -> int:
 
 
 @CPU.workspace("_scaled_dot_product_flash_attention_for_cpu_backward")
-def _flash_backward(call: Call) -> int:
+def _flash_backward(call: OperatorCall) -> int:
     """FlashAttentionKernel.cpp, ``cpu_flash_attention_backward``.
 
     The gradient is made contiguous in the order batch, row, head; per thread two blocks of
@@ -141,7 +141,7 @@ def _attend(
 
 
 def _project(trace: PeakTrace, inputs: tuple[Tensor, Tensor, Tensor]) -> int:
-    """``qkv_projection``: one product if all are the same, else those of each joined."""
+    """``qkv_projection``: one product if all are the same, else one for each, joined."""
     query, key, value = inputs
     rows, width, context = query.shape[0] * query.shape[1], query.shape[2], size_bytes(query)
     parts = [3] if query is key is value else [1, 2] if key is value else [1, 1, 1]
@@ -157,7 +157,7 @@ def _project(trace: PeakTrace, inputs: tuple[Tensor, Tensor, Tensor]) -> int:
 
 
 @CPU.workspace("_native_multi_head_attention")
-def _attention(call: Call) -> int:
+def _attention(call: OperatorCall) -> int:
     """attention.cpp, ``native_multi_head_attention_cpu``: at last the mean of the weights."""
     inputs = call.tensor(0), call.tensor(1), call.tensor(2)
     weights = call.get(10, "need_weights") is not False
@@ -178,7 +178,7 @@ def _normalize(trace: PeakTrace, rows: int, x_bytes: int, itemsize: int) -> None
 
 
 @CPU.workspace("_transformer_encoder_layer_fwd")
-def _encoder_layer(call: Call) -> int:
+def _encoder_layer(call: OperatorCall) -> int:
     """aten/src/ATen/native/transformers/transformer.cpp, ``transformer_encoder_layer_forward``.
 
     Residuals are added in place. Activations work in place too: ``_addmm_activation`` on the CPU

@@ -14,17 +14,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 from fxmem.kernels.cpu.onednn.convolution import (
     Problem,
     Sizes,
-    dense_strides,
     mkldnn_backward_bytes,
     mkldnn_forward_bytes,
 )
-from fxmem.kernels.cpu.unfolding import is_dense, unfolded_backward_bytes, unfolded_forward_bytes
-from fxmem.kernels.registry import CPU, Call
-from fxmem.kernels.workspace import is_like_channels_last, size_bytes
+from fxmem.kernels.cpu.unfolding import unfolded_backward_bytes, unfolded_forward_bytes
+from fxmem.kernels.registry import CPU, OperatorCall
+from fxmem.kernels.workspace import dense_bytes, size_bytes
 from fxmem.versions.operators import aten
 
 _MKLDNN = frozenset({"Mkldnn", "MkldnnTranspose"})
@@ -32,58 +32,29 @@ _CHANNELS_LAST_2D = frozenset({"Slow2d", "SlowDilated2d", "SlowTranspose2d"})
 
 
 @dataclass(frozen=True)
-class _Call:
-    """One convolution as its backend gets it.
+class _Convolution:
+    """One convolution as its backend gets it."""
 
-    A 1d convolution becomes a 2d one (``view1d_as_2d``); ``copies_bytes`` are the contiguous
-    copies that live as long as the call.
-    """
-
-    backend: str
+    backend: str  # as in PyTorch's ``ConvBackend``
     problem: Problem
-    copies_bytes: int
+    input: Tensor  # dense, of two or three spatial dimensions
+    memory_format: torch.memory_format
+    copies_bytes: int  # contiguous copies that live as long as the call
 
 
-def _make_forward(args: tuple[Any, ...], output: Tensor) -> _Call:
-    input_, weight, bias = args[:3]
-    bias_dtype = bias.dtype if isinstance(bias, Tensor) else None
-    return _make_call(input_, weight, tuple(output.shape), bias_dtype, args[3:9])
+def _view_4d(x: Tensor) -> Tensor:
+    """``view4d``: one spatial dimension becomes two."""
+    return x.unsqueeze(2) if x.dim() == 3 else x
 
 
-def convolution_backward_peak_bytes(args: tuple[Any, ...]) -> int:
-    """Peak inside ``aten::convolution_backward``, the gradients included."""
-    grad_output, input_, weight, bias_sizes = args[:4]
-    mask = args[10]
-    wanted = tuple(bool(flag) for flag in mask)
-    bias_dtype = weight.dtype if bias_sizes else None
-    call = _make_call(input_, weight, tuple(grad_output.shape), bias_dtype, args[4:10])
-    copies, view = call.copies_bytes, _view_4d(grad_output)
-    column_groups = call.problem.groups if call.backend not in _MKLDNN else 1
-    if column_groups == 1 and not is_dense(view, call.problem.channels_last):
-        copies += size_bytes(grad_output)
-    if call.backend in _MKLDNN:
-        return copies + mkldnn_backward_bytes(call.problem, wanted)
-    unfolded_bytes = unfolded_backward_bytes(call.backend, call.problem, wanted, view)
-    return 0 if unfolded_bytes is None else copies + unfolded_bytes
-
-
-def _view_4d(tensor: Tensor) -> tuple[Sizes, Sizes]:
-    """Sizes and strides with a 1d convolution's tensor seen as 2d (``view4d``)."""
-    sizes, strides = tuple(tensor.shape), tuple(tensor.stride())
-    if len(sizes) != 3:
-        return sizes, strides
-    inserted = sizes[2] * strides[2]
-    return (*sizes[:2], 1, sizes[2]), (*strides[:2], inserted, strides[2])
-
-
-def _make_call(
+def _prepare(
     input_: Tensor,
     weight: Tensor,
-    output_sizes: Sizes,
+    output: Tensor,
     bias_dtype: torch.dtype | None,
     parameters: tuple[Any, ...],
-) -> _Call:
-    """Follow ``at::_convolution`` up to the call of the backend.
+) -> _Convolution:
+    """Follows ``at::_convolution`` up to the call of the backend.
 
     A 1d input is made contiguous first, so that it never takes the channels-last path.
     """
@@ -92,16 +63,16 @@ def _make_call(
     # ``expand_param_if_needed``: one number stands for every dimension.
     given = (stride, padding, dilation, output_padding)
     fields = [tuple(value) * (spatial if len(value) == 1 else 1) for value in given]
-    input_view, weight_view = _view_4d(input_), _view_4d(weight)
+    copies, x, weight = 0, input_, _view_4d(weight)
     if spatial == 1:
         fields = [(neutral, *field) for neutral, field in zip((1, 0, 1, 0), fields, strict=True)]
-        input_view = (input_view[0], dense_strides(input_view[0], False))
-        output_sizes = (*output_sizes[:2], 1, *output_sizes[2:])
+        copies += dense_bytes(x)
+        x = _view_4d(torch.empty_like(x, memory_format=torch.contiguous_format))
     threads = torch.get_num_threads()
     backend = _select_backend(
-        input_view[0],
-        weight_view[0],
-        input_.dtype,
+        tuple(x.shape),
+        tuple(weight.shape),
+        x.dtype,
         bias_dtype,
         tuple(fields),
         bool(transposed),
@@ -109,34 +80,38 @@ def _make_call(
         (threads, torch.backends.mkldnn.enabled, torch._C._get_nnpack_enabled()),
     )
     # ``determine_backend_memory_format`` (ATen/native/ConvUtils.h): either operand decides.
-    last = backend in (_MKLDNN | _CHANNELS_LAST_2D) and (
-        is_like_channels_last(*input_view) or is_like_channels_last(*weight_view)
+    memory_format = torch.contiguous_format
+    if backend in (_MKLDNN | _CHANNELS_LAST_2D):
+        suggested = {suggest_memory_format(y) for y in (x, weight)} - {memory_format}
+        memory_format = suggested.pop() if suggested else memory_format
+    copies += sum(dense_bytes(y, memory_format) for y in (x, weight))
+    x, weight = (
+        y if not dense_bytes(y, memory_format) else torch.empty_like(y, memory_format=memory_format)
+        for y in (x, weight)
     )
-    # slow_conv3d takes the groups itself; the others are called group by group.
-    loops = 1 if backend == "Slow3d" else groups
-    copies = 0
-    if not is_dense(_view_4d(input_), last):
-        copies += size_bytes(input_)
-    if not is_dense(weight_view, last):
-        copies += size_bytes(weight)
-        weight_view = (weight_view[0], dense_strides(weight_view[0], last))
     problem = Problem(
-        input_sizes=input_view[0],
-        weight_sizes=weight_view[0],
-        weight_strides=weight_view[1],
-        output_sizes=output_sizes,
-        dtype=input_.dtype,
+        input_sizes=tuple(x.shape),
+        weight_sizes=tuple(weight.shape),
+        weight_strides=weight.stride(),
+        output_sizes=tuple(_view_4d(output).shape),
+        dtype=x.dtype,
         bias_dtype=bias_dtype,
         stride=fields[0],
         padding=fields[1],
         dilation=fields[2],
         output_padding=fields[3],
-        groups=loops,
+        # slow_conv3d takes the groups itself; the others are called group by group.
+        groups=1 if backend == "Slow3d" else groups,
         transposed=bool(transposed),
-        channels_last=last,
+        channels_last=memory_format != torch.contiguous_format,
         threads=threads,
     )
-    return _Call(backend, problem, copies)
+    return _Convolution(backend, problem, x, memory_format, copies)
+
+
+def _prepare_forward(args: tuple[Any, ...], output: Tensor) -> _Convolution:
+    bias_dtype = args[2].dtype if isinstance(args[2], Tensor) else None
+    return _prepare(args[0], args[1], output, bias_dtype, args[3:9])
 
 
 @functools.lru_cache(maxsize=4096)
@@ -180,26 +155,37 @@ def _convolve(*args: Any) -> Any:
     if not args[_TRANSPOSED] or args[0].dim() != 5:
         return NotImplemented
     output = aten.convolution.default(*args)
-    call, nbytes = _make_forward(args, output), size_bytes(output)
+    made, nbytes = _prepare_forward(args, output), size_bytes(output)
     # ``slow_conv_transpose3d_cpu`` resizes ``empty_like(input)``; groups are concatenated.
-    if call.backend == "SlowTranspose3d" and call.problem.groups == 1:
+    if made.backend == "SlowTranspose3d" and made.problem.groups == 1:
         nbytes = max(nbytes, size_bytes(args[0]))
     larger = output.new_empty((nbytes // output.element_size(),))
     return larger.as_strided(output.shape, output.stride())
 
 
 @CPU.workspace("convolution")
-def _convolution(call: Call) -> int:
+def _convolution(call: OperatorCall) -> int:
     """aten/src/ATen/native/Convolution.cpp, ``_convolution``."""
-    made = _make_forward(call.args, call.result)
+    made = _prepare_forward(call.args, call.result)
     if made.backend in _MKLDNN:
         peak: int | None = mkldnn_forward_bytes(made.problem)
     else:
-        peak = unfolded_forward_bytes(made.backend, made.problem)
+        peak = unfolded_forward_bytes(made.backend, made.problem, made.input)
     return 0 if peak is None else max(0, made.copies_bytes + peak - call.result_bytes)
 
 
 @CPU.workspace("convolution_backward")
-def _convolution_backward(call: Call) -> int:
+def _convolution_backward(call: OperatorCall) -> int:
     """aten/src/ATen/native/Convolution.cpp, ``convolution_backward``."""
-    return max(0, convolution_backward_peak_bytes(call.args) - call.result_bytes)
+    grad, input_, weight, bias_sizes = call.args[:4]
+    wanted = tuple(map(bool, call.args[10]))
+    bias_dtype = weight.dtype if bias_sizes else None
+    made = _prepare(input_, weight, grad, bias_dtype, call.args[4:10])
+    copies, grad = made.copies_bytes, _view_4d(grad)
+    if made.backend in _MKLDNN or made.problem.groups == 1:
+        copies += dense_bytes(grad, made.memory_format)
+    if made.backend in _MKLDNN:
+        peak: int | None = mkldnn_backward_bytes(made.problem, wanted)
+    else:
+        peak = unfolded_backward_bytes(made.backend, made.problem, wanted, grad, made.input)
+    return 0 if peak is None else max(0, copies + peak - call.result_bytes)

@@ -7,12 +7,13 @@ import math
 import torch
 from torch import Tensor
 
-from fxmem.kernels.registry import CPU, Call, Workspace
+from fxmem.kernels.registry import CPU, OperatorCall, Workspace
 from fxmem.kernels.workspace import (
+    RESULT,
     BlockTrace,
     PeakTrace,
+    copy_operands,
     dense_bytes,
-    is_like_channels_last,
     size_bytes,
 )
 
@@ -47,22 +48,14 @@ def contiguous_copies_bytes(*operands: Tensor) -> int:
     return trace.peak_bytes
 
 
-def copies_bytes(model: Tensor, *operands: Tensor) -> int:
-    """Bytes of the operands' copies in the format that the model's strides suggest."""
-    wanted = torch.contiguous_format
-    if is_like_channels_last(model.shape, model.stride()):
-        wanted = torch.channels_last if model.dim() == 4 else torch.channels_last_3d
-    return sum(size_bytes(x) for x in operands if not x.is_contiguous(memory_format=wanted))
-
-
 @CPU.workspace("clone")
-def _clone(call: Call) -> int:
+def _clone(call: OperatorCall) -> int:
     """aten/src/ATen/native/TensorFactories.cpp, ``clone``."""
     return transposing_buffer_bytes(call.tensor(0)) if call.result.is_contiguous() else 0
 
 
 @CPU.workspace("copy_")
-def _copy(call: Call) -> int:
+def _copy(call: OperatorCall) -> int:
     """aten/src/ATen/native/Copy.cpp, ``copy_impl``."""
     target, source = call.tensor(0), call.tensor(1)
     alike = target.dtype == source.dtype and target.shape == source.shape
@@ -70,7 +63,7 @@ def _copy(call: Call) -> int:
 
 
 @CPU.workspace("roll")
-def _roll(call: Call) -> int:
+def _roll(call: OperatorCall) -> int:
     """aten/src/ATen/native/TensorTransformations.cpp, ``roll_common``.
 
     Rolls one dimension and calls itself for the rest, holding each intermediate; without
@@ -84,7 +77,7 @@ def _roll(call: Call) -> int:
 
 
 @CPU.workspace("triu", "tril")
-def _triangle(call: Call) -> int:
+def _triangle(call: OperatorCall) -> int:
     """aten/src/ATen/native/TriangularOps.cpp, ``triu_tril_cpu_template``."""
     x = call.tensor(0)
     # ``checkTrilTriuBatchContiguous``: the matrices of a batch lie without gaps.
@@ -92,31 +85,24 @@ def _triangle(call: Call) -> int:
     return 0 if x.is_contiguous() or x.stride()[:-2] == tuple(follow) else size_bytes(x)
 
 
-@CPU.workspace("pixel_shuffle", "pixel_unshuffle", "channel_shuffle")
-def _shuffle(call: Call) -> int:
-    """aten/src/ATen/native/PixelShuffle.cpp and ChanelShuffle.cpp: a contiguous input."""
-    x = call.tensor(0)
-    return copies_bytes(x, x)
-
-
-@CPU.workspace(
+# aten/src/ATen/native/PixelShuffle.cpp and ChanelShuffle.cpp.
+CPU.workspace("pixel_shuffle", "pixel_unshuffle", "channel_shuffle")(copy_operands(0, like=0))
+# aten/src/ATen/native/cpu/PaddingKernel.cpp, ``cpu_padding``: in the format of the result.
+CPU.workspace(
     *(
         f"{kind}_pad{dims}d{suffix}"
         for kind in ("reflection", "replication")
         for dims in (1, 2, 3)
         for suffix in ("", "_backward")
     )
-)
-def _pad(call: Call) -> int:
-    """aten/src/ATen/native/cpu/PaddingKernel.cpp, ``cpu_padding``: in one dense format."""
-    return copies_bytes(call.result, call.tensor(0))
+)(copy_operands(0, like=RESULT))
 
 
 @CPU.workspace("_chunk_cat.out")
-def _chunk_cat(call: Call) -> Workspace:
+def _chunk_cat(call: OperatorCall) -> Workspace:
     """aten/src/ATen/native/TensorShape.cpp, ``_pad_chunk`` and ``cat_out_cpu``.
 
-    Tensors that chunks do not divide evenly are padded with zeros, all of them, and those of
+    Tensors that chunks do not divide evenly are padded with zeros, all of them, and tensors of
     another dtype than the result copied one by one.
     """
     tensors, dim, chunks = call.args[:3]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxmem.kernels.registry import CPU, Call, as_tensor, storage_bytes
+from fxmem.kernels.registry import CPU, OperatorCall, as_tensor, storage_bytes
 from fxmem.kernels.workspace import PeakTrace, dense_bytes, size_bytes
 
 _SUM, _MEAN, _MAX = 0, 1, 2
@@ -18,7 +18,7 @@ _FLOAT_BYTES = 4
 
 
 class _BagCall:
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: OperatorCall) -> None:
         self.weight, self.indices, self.offsets = (as_tensor(value) for value in call.args[:3])
         self.mode = call.get(4, "mode") or _SUM
         self.weights: Any = call.get(6, "per_sample_weights")
@@ -38,13 +38,13 @@ class _BagCall:
 @CPU.kernel("_embedding_bag")
 def embedding_bag(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """``_embedding_bag_cpu_impl``: vectors are resized after they were allocated larger."""
-    return _make_outputs(_BagCall(Call(args, kwargs)), requires_grad=True)
+    return _make_outputs(_BagCall(OperatorCall(args, kwargs)), requires_grad=True)
 
 
 @CPU.kernel("_embedding_bag_forward_only")
 def embedding_bag_forward_only(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """``_embedding_bag_forward_only_cpu``: sums count no bags."""
-    return _make_outputs(_BagCall(Call(args, kwargs)), requires_grad=False)
+    return _make_outputs(_BagCall(OperatorCall(args, kwargs)), requires_grad=False)
 
 
 def _make_outputs(call: _BagCall, requires_grad: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -74,7 +74,7 @@ def _map_bytes(trace: PeakTrace, indices: int, bags: int, itemsize: int) -> int:
 
 
 @CPU.workspace("_embedding_bag", "_embedding_bag_forward_only")
-def _forward(call: Call) -> int:
+def _forward(call: OperatorCall) -> int:
     """``_embedding_bag_cpu_impl``; the kernels of fbgemm take nothing from the allocator."""
     out, bag_of, sizes, maxima = map(storage_bytes, call.outputs)
     bag = _BagCall(call)
@@ -114,7 +114,7 @@ def _sum_bytes(call: _BagCall) -> int:
 
 
 @CPU.workspace("_embedding_bag_backward")
-def _backward(call: Call) -> int:
+def _backward(call: OperatorCall) -> int:
     """``_embedding_bag_backward`` and ``_embedding_bag_dense_backward_cpu``.
 
     No bag is taken to be empty.
@@ -139,7 +139,7 @@ def _backward(call: Call) -> int:
 
 
 @CPU.workspace("_embedding_bag_per_sample_weights_backward")
-def _weights_backward(call: Call) -> int:
+def _weights_backward(call: OperatorCall) -> int:
     """``_embedding_bag_per_sample_weights_backward_cpu_template``."""
     indices, offsets, bag_of = (as_tensor(value) for value in call.args[2:5])
     trace = PeakTrace()

@@ -10,34 +10,32 @@ from torch import Tensor
 
 from fxmem.kernels.cpu.copying import contiguous_copies_bytes
 from fxmem.kernels.cpu.reduction import GRAIN_SIZE, two_pass_bytes
-from fxmem.kernels.registry import CPU, Call
-from fxmem.kernels.workspace import PeakTrace, broadcast_sizes, dense_bytes, size_bytes
+from fxmem.kernels.registry import CPU, OperatorCall
+from fxmem.kernels.workspace import PeakTrace, broadcast_sizes, copy_operands, size_bytes
 
 _INDEX_BYTES = 8
 
 
-@CPU.workspace("embedding")
-def _embedding(call: Call) -> int:
-    """aten/src/ATen/native/Embedding.cpp, ``embedding_symint``: ``indices.reshape(-1)``."""
-    indices = call.tensor(1)
-    return dense_bytes(indices)
+CPU.workspace("embedding")(copy_operands(1))  # aten/src/ATen/native/Embedding.cpp
+# aten/src/ATen/native/TensorAdvancedIndexing.cpp, ``masked_scatter__cpu``
+CPU.workspace("masked_scatter", "masked_scatter_")(copy_operands(2))
 
 
 @CPU.workspace("embedding_dense_backward")
-def _embedding_backward(call: Call) -> int:
+def _embedding_backward(call: OperatorCall) -> int:
     """Embedding.cpp, ``embedding_dense_backward_cpu``: contiguous indices and gradient."""
     return contiguous_copies_bytes(call.tensor(0), call.tensor(1))
 
 
 @CPU.workspace("cumsum", "cumprod")
-def _cumulative(call: Call) -> int:
+def _cumulative(call: OperatorCall) -> int:
     """aten/src/ATen/native/ReduceOps.cpp, ``impl_func_cum_ops``: the input in the result's type."""
     out = call.result
     return 0 if call.tensor(0).dtype == out.dtype else size_bytes(out)
 
 
 @CPU.workspace("sort", "sort.stable")
-def _sort(call: Call) -> int:
+def _sort(call: OperatorCall) -> int:
     """aten/src/ATen/native/Sorting.cpp, ``sort_stable_out``: the initial indices."""
     x = call.tensor(0)
     found = call.args[-1] if len(call.args) > 1 else call.kwargs.get("dim", -1)
@@ -46,13 +44,13 @@ def _sort(call: Call) -> int:
 
 
 @CPU.workspace("nll_loss_forward")
-def _nll_loss(call: Call) -> int:
+def _nll_loss(call: OperatorCall) -> int:
     """aten/src/ATen/native/LossNLL.cpp, ``nll_loss_out_frame``: contiguous operands."""
     return contiguous_copies_bytes(*(value for value in call.args[:3] if isinstance(value, Tensor)))
 
 
 @CPU.workspace("index_select")
-def _index_select(call: Call) -> int:
+def _index_select(call: OperatorCall) -> int:
     """aten/src/ATen/native/TensorAdvancedIndexing.cpp, ``index_select_out_cpu_dim1_``."""
     x, dim = call.tensor(0), int(str(call.args[1]))
     is_second = x.dim() > 1 and dim % x.dim() == 1
@@ -60,7 +58,7 @@ def _index_select(call: Call) -> int:
 
 
 @CPU.workspace("masked_select")
-def _masked_select(call: Call) -> int:
+def _masked_select(call: OperatorCall) -> int:
     """TensorAdvancedIndexing.cpp, ``masked_select_out_impl_cpu``."""
     found = call.result_bytes
     return _select_bytes(call.tensor(0), call.tensor(1), found) - found
@@ -79,15 +77,8 @@ def _select_bytes(x: Tensor, mask: Tensor, found_bytes: int) -> int:
     return trace.peak_bytes
 
 
-@CPU.workspace("masked_scatter", "masked_scatter_")
-def _masked_scatter(call: Call) -> int:
-    """TensorAdvancedIndexing.cpp, ``masked_scatter__cpu``: a contiguous source."""
-    source = call.tensor(2)
-    return dense_bytes(source)
-
-
 @CPU.workspace("masked_scatter_backward")
-def _masked_scatter_backward(call: Call) -> int:
+def _masked_scatter_backward(call: OperatorCall) -> int:
     """TensorAdvancedIndexing.cpp, ``masked_scatter_backward_symint``.
 
     ``masked_select``, of which all is taken to be selected.
@@ -99,7 +90,7 @@ def _masked_scatter_backward(call: Call) -> int:
 
 
 @CPU.workspace("index.Tensor")
-def _index(call: Call) -> int:
+def _index(call: OperatorCall) -> int:
     """TensorAdvancedIndexing.cpp, ``index_out``; IndexingUtils.h, ``expandTensors``.
 
     A mask becomes the positions of what it selects, which are as many as the result has.
@@ -108,7 +99,7 @@ def _index(call: Call) -> int:
 
 
 @CPU.workspace("index_put", "index_put_", "_index_put_impl_")
-def _index_put(call: Call) -> int:
+def _index_put(call: OperatorCall) -> int:
     """TensorAdvancedIndexing.cpp, ``_index_put_impl_``: masks become positions.
 
     A single value fills what the mask selects instead.

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from fxmem.kernels.cpu.onednn import library as onednn
-from fxmem.kernels.registry import CPU, Call
+from fxmem.kernels.registry import CPU, OperatorCall
 from fxmem.kernels.workspace import PeakTrace, size_bytes
 
 LINEAR_ALGEBRA = (
@@ -23,7 +22,7 @@ LINEAR_ALGEBRA = (
     "linalg_cholesky_ex", "linalg_lu", "linalg_lu_factor_ex", "linalg_ldl_factor_ex",
     "linalg_inv_ex", "_linalg_det", "_linalg_slogdet", "_linalg_solve_ex",
     "linalg_solve_triangular", "linalg_lstsq", "linalg_householder_product", "cholesky_solve",
-    "cholesky_inverse", "triangular_solve", "lu_unpack", "ormqr", "geqrf",
+    "cholesky_inverse", "triangular_solve", "lu_unpack", "ormqr", "geqrf", "linalg_matrix_exp",
 )  # fmt: skip
 """Decompositions and solvers, whose libraries take workspaces that PyTorch does not state."""
 
@@ -35,7 +34,7 @@ CPU.leave_out(
     "index_reduce", "index_reduce_", "mvlgamma",
     "_segment_reduce_backward", "tril_", "triu_", "unfold_backward", "affine_grid_generator",
     "_unique2", "unique_dim", "unique_dim_consecutive", "kthvalue", "median", "median.dim",
-    "nanmedian", "nanmedian.dim", "multinomial",
+    "nanmedian", "nanmedian.dim", "multinomial", "_trilinear",
 )  # fmt: skip
 
 # LinearAlgebra.cpp, ``bmm_out_or_baddbmm_``: smaller products do not go to BLAS.
@@ -45,7 +44,7 @@ _SMALL_MKLDNN_PRODUCT = 16 * 16 * 16
 
 
 def _is_blas_matrix(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Tells whether one dimension is dense and the other's stride spans it."""
+    """Returns whether one dimension is dense and the other's stride spans it."""
     rows, columns = sizes
     return (strides[1] == 1 and strides[0] >= max(1, columns)) or (
         strides[0] == 1 and strides[1] >= max(1, rows)
@@ -177,13 +176,13 @@ def _product_bytes(left: Tensor, right: Tensor) -> int:
 
 
 @CPU.workspace("mm")
-def _mm(call: Call) -> int:
+def _mm(call: OperatorCall) -> int:
     """aten/src/ATen/native/LinearAlgebra.cpp, ``mm_out_cpu``."""
     return _product_bytes(call.tensor(0), call.tensor(1))
 
 
 @CPU.workspace("mv")
-def _mv(call: Call) -> int:
+def _mv(call: OperatorCall) -> int:
     """aten/src/ATen/native/Blas.cpp, ``addmv_out``: a contiguous matrix for BLAS."""
     matrix, vector = call.tensor(0), call.tensor(1)
     if _uses_mkldnn(matrix, 1):
@@ -192,19 +191,19 @@ def _mv(call: Call) -> int:
 
 
 @CPU.workspace("addmm", "addmm_")
-def _addmm(call: Call) -> int:
+def _addmm(call: OperatorCall) -> int:
     """LinearAlgebra.cpp, ``addmm_out_cpu``: the bias is copied into the result."""
     return _product_bytes(call.tensor(1), call.tensor(2))
 
 
 @CPU.workspace("bmm")
-def _bmm(call: Call) -> int:
+def _bmm(call: OperatorCall) -> int:
     """LinearAlgebra.cpp, ``bmm_out_or_baddbmm_``."""
     return batched_bytes(call.tensor(0), call.tensor(1))
 
 
 @CPU.workspace("baddbmm")
-def _baddbmm(call: Call) -> int:
+def _baddbmm(call: OperatorCall) -> int:
     """LinearAlgebra.cpp, ``bmm_out_or_baddbmm_``."""
     return batched_bytes(call.tensor(1), call.tensor(2))
 
@@ -228,7 +227,7 @@ def batched_bytes(left: Tensor, right: Tensor) -> int:
 
 
 @CPU.workspace("_euclidean_dist")
-def _distances(call: Call) -> int:
+def _distances(call: OperatorCall) -> int:
     """aten/src/ATen/native/Distance.cpp, ``_euclidean_dist``.
 
     A product of both, each with a column of squared norms and one of ones.
@@ -249,24 +248,6 @@ def _distances(call: Call) -> int:
     return trace.peak_bytes - result
 
 
-@CPU.workspace("linalg_matrix_exp")
-def _exponential(call: Call) -> int:
-    """LinearAlgebra.cpp, ``mexp_impl`` and ``compute_T18``: of ``parametrizations.orthogonal``.
-
-    Scaled matrices, five powers of each and five combinations of those, beside norms and scales.
-    A single matrix is told by its norm how many powers it needs, and then copied: it is taken to
-    need the most.
-    """
-    x = call.tensor(0)
-    count = math.prod(x.shape[:-2])
-    if x.shape[-1] <= 1 or not count:
-        return 0
-    real_bytes = x.dtype.to_real().itemsize
-    if count > 1:
-        return 10 * size_bytes(x) + 3 * count * real_bytes
-    return 12 * size_bytes(x) + 4 * real_bytes + 8
-
-
 # -- Grouped products, as mixture-of-experts layers call them --
 
 
@@ -284,69 +265,3 @@ def grouped_mm(
         mat_a, mat_b, offs, out_dtype or mat_a.dtype
     )
     return output
-
-
-# -- Bilinear layers: Linear.cpp, ``_trilinear`` and ``sumproduct_pair`` --
-# Each slice is a product of the first two tensors, and one with the third, both as ``bmm`` of
-# operands whose dimensions were permuted and joined: strides decide where that takes a copy.
-
-
-def _allocate_new(trace: PeakTrace, result: Tensor, source: Tensor) -> int:
-    is_same = result.untyped_storage()._cdata == source.untyped_storage()._cdata
-    return 0 if is_same else trace.allocate(size_bytes(result))
-
-
-def _multiply_pair(trace: PeakTrace, left: Tensor, right: Tensor, summed: set[int]) -> Tensor:
-    """``sumproduct_pair`` with all dimensions kept."""
-    operands, held = [left, right], []
-    for dim in sorted(summed):
-        for i, other in ((0, 1), (1, 0)):
-            if operands[i].shape[dim] > 1 and operands[other].shape[dim] == 1:
-                total = operands[i].sum(dim, True)
-                held.append(_allocate_new(trace, total, operands[i]))
-                operands[i] = total
-    dims = range(left.dim())
-    wide_left, wide_right = ({dim for dim in dims if x.shape[dim] > 1} for x in operands)
-    inner = [dim for dim in dims if dim in summed & wide_left & wide_right]
-    kept = [dim for dim in dims if dim not in summed]
-    both = [dim for dim in kept if dim in wide_left & wide_right]
-    only_left = [dim for dim in kept if dim in wide_left - wide_right]
-    only_right = [dim for dim in kept if dim not in wide_left]
-    joined = []
-    for x, groups in zip(
-        operands, ((both, only_left, inner), (both, inner, only_right)), strict=True
-    ):
-        named = [dim for group in groups for dim in group]
-        order = [*named, *(dim for dim in dims if dim not in named)]
-        matrix = x.permute(order).reshape([math.prod(map(x.size, group)) for group in groups])
-        held.append(_allocate_new(trace, matrix, x))
-        joined.append(matrix)
-    product = torch.bmm(*joined)
-    trace.allocate(size_bytes(product))
-    trace.free(trace.allocate(batched_bytes(*joined)))
-    trace.free(*held)
-    order = [*both, *only_left, *inner, *only_right]
-    order += [dim for dim in dims if dim not in order]
-    first, second = operands
-    sizes = [1 if dim in summed else max(first.size(dim), second.size(dim)) for dim in order]
-    return product.view(sizes).permute([order.index(dim) for dim in dims])
-
-
-@CPU.workspace("_trilinear")
-def _trilinear(call: Call) -> int:
-    """Linear.cpp, ``_trilinear``; slices are freed before the next is made."""
-    found = call.get(7, "unroll_dim")
-    unrolled = found if isinstance(found, int) else 1
-    expanded, inner = [set(value) for value in call.args[3:6]], set(call.args[6]) - {unrolled}
-    trace = PeakTrace()
-    with torch._C._DisableTorchDispatch():
-        slices = []
-        for x, dims in zip(call.args[:3], expanded, strict=True):
-            factor = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
-            for dim in sorted(dims):
-                factor = factor.unsqueeze(dim)
-            slices.append(factor.narrow(unrolled, 0, 1))
-        trace.allocate(call.result_bytes)
-        pair = _multiply_pair(trace, slices[0], slices[1], inner & expanded[2])
-        _multiply_pair(trace, pair, slices[2], inner - expanded[2])
-    return trace.peak_bytes - call.result_bytes

@@ -11,8 +11,8 @@ from torch._prims_common import suggest_memory_format
 
 from fxmem.kernels.cpu.copying import contiguous_copies_bytes
 from fxmem.kernels.cpu.reduction import sum_bytes
-from fxmem.kernels.registry import CPU, Call
-from fxmem.kernels.workspace import PeakTrace, dense_bytes, is_like_channels_last, size_bytes
+from fxmem.kernels.registry import CPU, OperatorCall
+from fxmem.kernels.workspace import PeakTrace, copy_operands, size_bytes
 
 # aten/src/ATen/native/cpu/group_norm_kernel.cpp: below it, one buffer per sample is enough.
 _FEATURE_MAP_THRESHOLD, _BACKWARD_MAP_THRESHOLD = 1024, 2048
@@ -57,7 +57,7 @@ def batch_norm(x: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @CPU.workspace(*_BATCH_NORM)
-def _batch_norm(call: Call) -> int:
+def _batch_norm(call: OperatorCall) -> int:
     """aten/src/ATen/native/Normalization.cpp, ``batch_norm_cpu``.
 
     While statistics are collected: mean and sum of squares in the parameters' type, and per
@@ -81,7 +81,7 @@ def _batch_norm(call: Call) -> int:
 
 
 @CPU.workspace("native_batch_norm_backward")
-def _batch_norm_backward(call: Call) -> int:
+def _batch_norm_backward(call: OperatorCall) -> int:
     """Normalization.cpp, ``batch_norm_backward_cpu_template``; cpu/batch_norm_kernel.cpp.
 
     The gradient of the input is allocated twice where both tensors are dense in one format: the
@@ -135,14 +135,12 @@ def group_norm(
     return y, means, scales
 
 
-@CPU.workspace("native_layer_norm")
-def _layer_norm(call: Call) -> int:
-    """aten/src/ATen/native/layer_norm.cpp, ``layer_norm_cpu``: a contiguous input."""
-    return dense_bytes(call.tensor(0))
+# aten/src/ATen/native/layer_norm.cpp, ``layer_norm_cpu``
+CPU.workspace("native_layer_norm")(copy_operands(0))
 
 
 @CPU.workspace("native_layer_norm_backward")
-def _layer_norm_backward(call: Call) -> int:
+def _layer_norm_backward(call: OperatorCall) -> int:
     """layer_norm.cpp, ``layer_norm_backward_cpu``; cpu/layer_norm_kernel.cpp.
 
     Contiguous operands, and per thread a row for each of the two parameters' gradients.
@@ -158,14 +156,14 @@ def _layer_norm_backward(call: Call) -> int:
 
 
 @CPU.workspace("native_group_norm")
-def _group_norm(call: Call) -> int:
+def _group_norm(call: OperatorCall) -> int:
     """aten/src/ATen/native/cpu/group_norm_kernel.cpp, ``GroupNormKernelImpl``.
 
     Channels last: sums by channel for each sample, and for large maps for each thread as well.
     """
     x = call.tensor(0)
     batch, channels, pixels, groups = (int(str(value)) for value in call.args[3:7])
-    if not is_like_channels_last(x.shape, x.stride()):
+    if suggest_memory_format(x) == torch.contiguous_format:
         return 0
     wide = _accumulate_bytes(x.dtype)
     if pixels < _FEATURE_MAP_THRESHOLD:
@@ -174,7 +172,7 @@ def _group_norm(call: Call) -> int:
 
 
 @CPU.workspace("native_group_norm_backward")
-def _group_norm_backward(call: Call) -> int:
+def _group_norm_backward(call: OperatorCall) -> int:
     """group_norm_kernel.cpp, ``GroupNormBackwardKernelImpl``: two sums by sample and channel.
 
     Large maps with channels last: those for each thread as well, and sums by group.
@@ -182,13 +180,13 @@ def _group_norm_backward(call: Call) -> int:
     x = call.tensor(1)
     batch, channels, pixels, groups = (int(str(value)) for value in call.args[5:9])
     sums = 2 * batch * channels
-    if is_like_channels_last(x.shape, x.stride()) and pixels >= _BACKWARD_MAP_THRESHOLD:
+    if suggest_memory_format(x) != torch.contiguous_format and pixels >= _BACKWARD_MAP_THRESHOLD:
         sums += torch.get_num_threads() * sums + 2 * batch * groups
     return sums * _accumulate_bytes(x.dtype)
 
 
 @CPU.workspace("_weight_norm_interface")
-def _weight_norm(call: Call) -> int:
+def _weight_norm(call: OperatorCall) -> int:
     """aten/src/ATen/native/cpu/WeightNormKernel.cpp, ``weight_norm_last_dim_kernel``.
 
     Sums of squares of the innermost slices, for each thread; none of the outermost ones.
@@ -197,7 +195,7 @@ def _weight_norm(call: Call) -> int:
 
 
 @CPU.workspace("_weight_norm_interface_backward")
-def _weight_norm_backward(call: Call) -> int:
+def _weight_norm_backward(call: OperatorCall) -> int:
     """WeightNormKernel.cpp, ``weight_norm_backward_last_dim_kernel``: no fewer than three rows."""
     return max(3, torch.get_num_threads()) * _slices_bytes(call.tensor(1), call.args[4])
 
@@ -207,19 +205,19 @@ def _slices_bytes(weight: Tensor, dim: object) -> int:
 
 
 @CPU.workspace("_softmax", "_log_softmax")
-def _softmax(call: Call) -> int:
+def _softmax(call: OperatorCall) -> int:
     """aten/src/ATen/native/SoftMax.cpp, ``softmax_cpu_out``: a contiguous input."""
     return contiguous_copies_bytes(call.tensor(0))
 
 
 @CPU.workspace("_softmax_backward_data", "_log_softmax_backward_data")
-def _softmax_backward(call: Call) -> int:
+def _softmax_backward(call: OperatorCall) -> int:
     """SoftMax.cpp, ``softmax_backward_cpu_out``: contiguous gradient and output."""
     return contiguous_copies_bytes(call.tensor(0), call.tensor(1))
 
 
 @CPU.workspace("_safe_softmax")
-def _safe_softmax(call: Call) -> int:
+def _safe_softmax(call: OperatorCall) -> int:
     """aten/src/ATen/native/transformers/attention.cpp, ``_safe_softmax``.
 
     After the softmax: which elements are -inf, which rows are all so, and a zero scalar.

@@ -8,8 +8,8 @@ from torch._ops import OpOverload
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
 from fxmem.kernels.cpu.linear import has_instructions
-from fxmem.kernels.registry import CPU, Call, as_tensor
-from fxmem.kernels.workspace import dense_bytes, size_bytes
+from fxmem.kernels.registry import CPU, OperatorCall
+from fxmem.kernels.workspace import copy_operands, size_bytes
 from fxmem.versions.operators import aten
 
 _WRAPPED = {
@@ -55,7 +55,7 @@ def cast_bytes(operands: tuple[object, ...], common: torch.dtype) -> int:
     ),
     "pow.Scalar",
 )  # fmt: skip
-def _binary(call: Call) -> int:
+def _binary(call: OperatorCall) -> int:
     """aten/src/ATen/TensorIterator.cpp, ``TensorIteratorBase::build``.
 
     CPU kernels take operands of one type: others are cast as a whole.
@@ -67,7 +67,7 @@ def _binary(call: Call) -> int:
 
 
 @CPU.workspace(*_overloads("div", "true_divide"))
-def _divide(call: Call) -> int:
+def _divide(call: OperatorCall) -> int:
     """As ``_binary``; integers divide as floats unless they are rounded."""
     operands = (call.args[0], call.args[1])
     common = _promote(*operands)
@@ -77,28 +77,8 @@ def _divide(call: Call) -> int:
     return cast_bytes(operands, common)
 
 
-@CPU.workspace(
-    "_foreach_add_.Scalar", "_foreach_sub_.Scalar", "_foreach_mul_.Scalar",
-    "_foreach_div_.Scalar", "_foreach_add_.ScalarList", "_foreach_sub_.ScalarList",
-    "_foreach_mul_.ScalarList", "_foreach_div_.ScalarList",
-)  # fmt: skip
-def _foreach(call: Call) -> int:
-    """aten/src/ATen/native/ForeachOpsKernels.cpp: one tensor after the other on the CPU."""
-    tensors, numbers = call.args[0], call.args[1]
-    scalars = numbers if isinstance(numbers, (list, tuple)) else [numbers] * len(tensors)
-    pairs = [(as_tensor(x), number) for x, number in zip(tensors, scalars, strict=True)]
-    return max((cast_bytes((x, number), x.dtype) for x, number in pairs), default=0)
-
-
-@CPU.workspace("where.ScalarSelf", "where.ScalarOther", "where.Scalar")
-def _where(call: Call) -> int:
-    """aten/src/ATen/native/TensorCompare.cpp, ``where``: scalars as tensors of the result."""
-    numbers = sum(not isinstance(value, Tensor) for value in call.args[1:3])
-    return numbers * call.result.element_size()
-
-
 @CPU.workspace("gelu_backward")
-def _gelu_backward(call: Call) -> int:
+def _gelu_backward(call: OperatorCall) -> int:
     """aten/src/ATen/native/Activation.cpp, ``gelu_backward_out_cpu``.
 
     The exact form goes to oneDNN for a contiguous input (``use_mkldnn``): with a contiguous
@@ -113,22 +93,8 @@ def _gelu_backward(call: Call) -> int:
     return sum(size_bytes(operand) for operand in (grad, out) if not operand.is_contiguous())
 
 
-@CPU.workspace("native_dropout")
-def _dropout(call: Call) -> int:
-    """aten/src/ATen/native/Dropout.cpp, ``native_dropout_cpu``: the mask in the input's type."""
-    x = call.tensor(0)
-    return max(size_bytes(x), cast_bytes((1.0,), x.dtype)) if call.args[2] is True else 0
-
-
-@CPU.workspace("native_dropout_backward")
-def _dropout_backward(call: Call) -> int:
-    """Dropout.cpp, ``native_dropout_backward``: grad * mask, then times the scale."""
-    grad = call.tensor(0)
-    return size_bytes(grad) + cast_bytes((1.0,), grad.dtype)
-
-
 @CPU.workspace("abs", "angle")
-def _real_of_complex(call: Call) -> int:
+def _real_of_complex(call: OperatorCall) -> int:
     """aten/src/ATen/native/UnaryOps.cpp, ``unary_op_impl_with_complex_to_float_out``.
 
     Complex numbers go through a complex result, whose real part is copied.
@@ -152,7 +118,4 @@ def log_sigmoid_backward(grad: Tensor, x: Tensor, buffer: Tensor) -> Tensor:
     return torch.empty_like(grad)
 
 
-@CPU.workspace("log_sigmoid_forward")
-def _log_sigmoid(call: Call) -> int:
-    """Activation.cpp, ``log_sigmoid_forward_out_cpu``: a contiguous input."""
-    return dense_bytes(call.tensor(0))
+CPU.workspace("log_sigmoid_forward")(copy_operands(0))

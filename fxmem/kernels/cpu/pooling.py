@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fxmem.kernels.cpu.copying import copies_bytes
-from fxmem.kernels.registry import CPU, Call, as_tensor
-from fxmem.kernels.workspace import dense_bytes
+from fxmem.kernels.registry import CPU
+from fxmem.kernels.workspace import RESULT, copy_operands
 
 Sizes = int | tuple[int, ...]
 
@@ -35,41 +34,22 @@ def max_pool1d(
 # -- Contiguous copies --
 
 
-@CPU.workspace(
+# cpu/MaxPoolKernel.cpp, AvgPoolKernel.cpp, AdaptiveAvgPoolKernel.cpp, ``cpu_...``: the input in the
+# format that its strides suggest, in backward all in that of the gradient.
+CPU.workspace(
     "max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "adaptive_max_pool2d"
+)(copy_operands(0, like=0))
+CPU.workspace("avg_pool2d_backward", "_adaptive_avg_pool2d_backward")(
+    copy_operands(0, RESULT, like=0)
 )
-def _contiguous(call: Call) -> int:
-    """cpu/MaxPoolKernel.cpp, AvgPoolKernel.cpp, AdaptiveAvgPoolKernel.cpp, ``cpu_...``.
-
-    The input is made contiguous in the format that its strides suggest.
-    """
-    return copies_bytes(call.tensor(0), call.tensor(0))
-
-
-@CPU.workspace("avg_pool2d_backward", "_adaptive_avg_pool2d_backward")
-def _backward(call: Call) -> int:
-    """The same files, ``..._backward``.
-
-    Both gradients are taken contiguous in the format that the incoming one's strides suggest.
-    """
-    grad = call.tensor(0)
-    return copies_bytes(grad, grad, call.result)
-
-
-@CPU.workspace(
+CPU.workspace("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward")(
+    copy_operands(0, RESULT, -1, like=0)
+)
+# aten/src/ATen/native/AveragePool3d.cpp, AdaptiveMaxPooling3d.cpp, FractionalMaxPool2d.cpp and the
+# like.
+CPU.workspace(
     "avg_pool3d", "adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward",
     "fractional_max_pool2d_backward", "fractional_max_pool3d_backward",
     "_adaptive_avg_pool3d_backward", "avg_pool3d_backward",
     "grid_sampler_2d_backward",
-)  # fmt: skip
-def _dense_operand(call: Call) -> int:
-    """aten/src/ATen/native/AveragePool3d.cpp, AdaptiveMaxPooling3d.cpp, FractionalMaxPool2d.cpp
-    and the like: a contiguous input or gradient."""
-    return dense_bytes(call.tensor(0))
-
-
-@CPU.workspace("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward")
-def _max_pool_backward(call: Call) -> int:
-    """cpu/MaxPoolKernel.cpp, ``max_pool..._backward_kernel_impl``: also the indices."""
-    grad, indices = call.tensor(0), call.args[7] if len(call.args) > 7 else call.kwargs["indices"]
-    return copies_bytes(grad, grad, call.result, as_tensor(indices))
+)(copy_operands(0))  # fmt: skip

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from fxmem.kernels.common.in_place import run_in_place
 from fxmem.kernels.common.recurrent import RecurrentCall, read_call
 from fxmem.kernels.cpu.linear import has_instructions
+from fxmem.kernels.cpu.onednn.recurrent import find_reserve_bytes
 from fxmem.kernels.registry import CPU
 from fxmem.versions.operators import aten
 from fxmem.versions.release import is_release
@@ -27,10 +28,6 @@ _mkldnn_rnn_layer_backward = aten.mkldnn_rnn_layer_backward.default
 
 _LSTM_MODE = 2
 """``rnn_kind::LSTM`` of oneDNN's header library ideep."""
-
-_GATES = 4
-_PAGE_BYTES = 4096
-_FLOAT_BYTES = 4
 
 States = tuple[Tensor, Tensor, Tensor]
 
@@ -135,7 +132,7 @@ def _layer(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """
     output, hidden, cell, workspace = _mkldnn_rnn_layer(*args)
     if torch.is_grad_enabled():
-        workspace = workspace.new_empty(workspace_bytes(args[0].shape, args[10], args[0].dtype))
+        workspace = workspace.new_empty(find_reserve_bytes(args[0], args[5], args[7]))
     return output, hidden, cell, workspace
 
 
@@ -149,44 +146,3 @@ def _layer_backward(*args: Any) -> tuple[Tensor, ...]:
     input_, first, second, _, _, hidden, cell = (tensor.shape for tensor in args[:7])
     shapes = (input_, first, second, first[:1], first[:1], hidden, cell)
     return tuple(args[0].new_empty(shape, dtype=torch.float32) for shape in shapes)
-
-
-def workspace_bytes(input_sizes: Sequence[int], hidden_size: int, dtype: torch.dtype) -> int:
-    """Bytes that oneDNN's LSTM hands from a training forward to its backward.
-
-    oneDNN 3.x, src/cpu/rnn/rnn_utils.hpp, ``set_workspace_sizes``, and rnn_utils.cpp,
-    ``set_offsets``: gates, a projection's states, states of the layer and the cell and their
-    gradients, each starting on a page. The layout is that of every instruction set. oneDNN 3.7,
-    which came with torch up to 2.10, has two more parts as large as the states: seen in the sizes
-    that ``mkldnn_rnn_layer`` returned for 288 shapes in 2.6, 2.8 and 2.10.
-
-    Args:
-        input_sizes: Time steps, batch, features.
-        hidden_size: Features of the state.
-        dtype: Element type of the input; gradients are float.
-
-    >>> workspace_bytes((5, 3, 8), 16, torch.float32)
-    28672
-    """
-    steps, batch, features = input_sizes
-    itemsize = dtype.itemsize
-    widest = max(features, hidden_size)
-    rows, state_rows = steps * batch, 2 * (steps + 1) * batch
-    states = 3 if is_release(before=(2, 11)) else 1
-    parts = (
-        rows * _leading_bytes(_GATES * hidden_size, itemsize),
-        rows * _leading_bytes(hidden_size, itemsize),
-        *[state_rows * _leading_bytes(widest, itemsize)] * states,
-        state_rows * hidden_size * itemsize,
-        state_rows * _leading_bytes(widest, _FLOAT_BYTES),
-        state_rows * _leading_bytes(widest, _FLOAT_BYTES),
-        state_rows * hidden_size * _FLOAT_BYTES,
-    )
-    return sum(-(-part // _PAGE_BYTES) * _PAGE_BYTES for part in parts)
-
-
-def _leading_bytes(count: int, itemsize: int) -> int:
-    """rnn_utils.cpp, ``get_good_ld``: whole cache lines, and no multiple of 256 elements."""
-    line = 64 // itemsize
-    rounded = -(-count // line) * line
-    return (rounded + line if rounded % 256 == 0 else rounded) * itemsize

@@ -9,8 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from fxmem.kernels.cpu.copying import contiguous_copies_bytes
-from fxmem.kernels.registry import CPU, Call
+from fxmem.kernels.registry import CPU, OperatorCall
 from fxmem.kernels.workspace import PeakTrace, size_bytes
 
 # at::internal::GRAIN_SIZE (aten/src/ATen/TensorIterator.h): less is not shared among threads.
@@ -44,14 +43,14 @@ def _cast_bytes(x: Tensor, out: Tensor) -> int:
     "any", "any.dim", "any.dims",
     "all", "all.dim", "all.dims",
 )  # fmt: skip
-def _reduce(call: Call) -> int:
+def _reduce(call: OperatorCall) -> int:
     """aten/src/ATen/native/ReduceOps.cpp, ``prod_out_cpu`` and the like."""
     x, out = call.tensor(0), call.result
     return _cast_bytes(x, out) + two_pass_bytes(x.numel(), out.numel(), out.element_size())
 
 
 @CPU.workspace("sum", "sum.dim_IntList")
-def _sum(call: Call) -> int:
+def _sum(call: OperatorCall) -> int:
     """ReduceOps.cpp, ``sum_out``."""
     x, out = call.tensor(0), call.result
     dims = call.get(1, "dim")
@@ -100,13 +99,13 @@ def _count_loops(sizes: Sequence[int], strides: Sequence[int], dims: Sequence[in
 
 
 @CPU.workspace("linalg_vector_norm")
-def _norm(call: Call) -> int:
+def _norm(call: OperatorCall) -> int:
     """aten/src/ATen/native/LinearAlgebra.cpp, ``linalg_vector_norm_out``."""
     return _cast_bytes(call.tensor(0), call.result) if call.kwargs.get("dtype") else 0
 
 
 @CPU.workspace("mean", "mean.dim")
-def _mean(call: Call) -> int:
+def _mean(call: OperatorCall) -> int:
     """ReduceOps.cpp, ``mean_kernel_impl`` by ``sum_out(...).div_(count)``.
 
     Reduced types are summed in a float copy, whose float mean is cast back.
@@ -124,22 +123,8 @@ def _mean(call: Call) -> int:
 
 
 @CPU.workspace("logsumexp")
-def _logsumexp(call: Call) -> int:
+def _logsumexp(call: OperatorCall) -> int:
     """ReduceOps.cpp, ``logsumexp_out_impl``: the shifted exponentials and their sum."""
     x, out = call.tensor(0), call.result
     partial = two_pass_bytes(x.numel(), out.numel(), out.element_size())
     return size_bytes(x) + size_bytes(out) + partial
-
-
-@CPU.workspace("histc")
-def _histogram(call: Call) -> int:
-    """aten/src/ATen/native/Histogram.cpp, ``histogram_histc_out``, and cpu/HistogramKernel.cpp.
-
-    Edges of bins, and counts of each thread; first the extremes, where no range is given.
-    """
-    x, out = call.tensor(0), call.result
-    copied = contiguous_copies_bytes(x)
-    given = call.get(2, "min") or 0, call.get(3, "max") or 0
-    extremes = copied + 2 * x.element_size() if given[0] == given[1] else 0
-    counts = torch.get_num_threads() * size_bytes(out)
-    return copied + size_bytes(out) + out.element_size() + max(extremes, counts)

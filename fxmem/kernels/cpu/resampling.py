@@ -8,9 +8,8 @@ import math
 import torch
 from torch._ops import OpOverload
 
-from fxmem.kernels.cpu.copying import copies_bytes
-from fxmem.kernels.registry import CPU, Call
-from fxmem.kernels.workspace import dense_bytes
+from fxmem.kernels.registry import CPU, OperatorCall
+from fxmem.kernels.workspace import RESULT, copy_operands, dense_bytes
 from fxmem.versions.operators import aten
 
 # cpu/UpSampleKernel.cpp, ``_use_vectorized_kernel_cond_2d`` and ``..._3d``.
@@ -25,7 +24,9 @@ def _overloads(name: str) -> tuple[OpOverload, ...]:
     return tuple(getattr(packet, kind) for kind in ("default", "vec") if kind in packet.overloads())
 
 
-@CPU.workspace(
+# cpu/UpSampleMoreKernel.cpp, ``..._backward_kernel_impl``: both gradients in the
+# format that the strides of the incoming one suggest.
+CPU.workspace(
     *(
         f"{name}_backward"
         for name in (
@@ -34,27 +35,15 @@ def _overloads(name: str) -> tuple[OpOverload, ...]:
             "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d",
         )
     )
-)  # fmt: skip
-def _backward(call: Call) -> int:
-    """aten/src/ATen/native/cpu/UpSampleMoreKernel.cpp, ``..._backward_kernel_impl``.
-
-    Both gradients are taken contiguous in the format that the incoming one's strides suggest.
-    """
-    grad = call.tensor(0)
-    return copies_bytes(grad, grad, call.result)
-
-
-@CPU.workspace(
-    "upsample_bicubic2d_backward",
-    "_upsample_bilinear2d_aa_backward",
+)(copy_operands(0, RESULT, like=0))  # fmt: skip
+# aten/src/ATen/native/UpSampleBicubic2d.cpp and the like.
+CPU.workspace(
+    "upsample_bicubic2d_backward", "_upsample_bilinear2d_aa_backward",
     "_upsample_bicubic2d_aa_backward",
-)
-def _bicubic_backward(call: Call) -> int:
-    """aten/src/ATen/native/UpSampleBicubic2d.cpp and the like: a contiguous gradient."""
-    return dense_bytes(call.tensor(0))
+)(copy_operands(0))  # fmt: skip
 
 
-def _upsample_bytes(call: Call, taps: int) -> int:
+def _upsample_bytes(call: OperatorCall, taps: int) -> int:
     """Tables of indices and weights by position, or ``cpu_upsample_linear_channels_last``.
 
     The latter serves contiguous inputs, too, where the result is small.
@@ -77,7 +66,7 @@ def _upsample_bytes(call: Call, taps: int) -> int:
         for overload in _overloads(name)
     )
 )
-def _upsample_nearest(call: Call) -> int:
+def _upsample_nearest(call: OperatorCall) -> int:
     """aten/src/ATen/native/cpu/UpSampleKernel.cpp, ``upsample_nearest2d_kernel_impl``."""
     return _upsample_bytes(call, 1)
 
@@ -87,18 +76,18 @@ def _upsample_nearest(call: Call) -> int:
     *_overloads("upsample_bilinear2d"),
     *_overloads("upsample_trilinear3d"),
 )
-def _upsample_linear(call: Call) -> int:
+def _upsample_linear(call: OperatorCall) -> int:
     """UpSampleKernel.cpp, ``upsample_bilinear2d_kernel_impl``: two neighbours by dimension."""
     return _upsample_bytes(call, 2)
 
 
 @CPU.workspace(*_overloads("upsample_bicubic2d"))
-def _upsample_bicubic(call: Call) -> int:
+def _upsample_bicubic(call: OperatorCall) -> int:
     """UpSampleKernel.cpp, ``upsample_bicubic2d_kernel_impl``: four neighbours by dimension."""
     return _upsample_bytes(call, 4)
 
 
-def _antialias_bytes(call: Call, taps: int) -> int:
+def _antialias_bytes(call: OperatorCall, taps: int) -> int:
     """``separable_upsample_generic_Nd_kernel_impl``: dimension by dimension, the last one first.
 
     The result of one dimension is held while the next is made, with a table of each position's

@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import make_contiguous_strides_for
 
-from fxmem.kernels.cpu.onednn.convolution import Problem, Sizes, dense_strides, product_bytes
+from fxmem.kernels.cpu.onednn.convolution import Problem, dense_strides, product_bytes
 from fxmem.kernels.cpu.reduction import sum_dense_bytes
-from fxmem.kernels.registry import CPU, Call
+from fxmem.kernels.registry import CPU, OperatorCall
 from fxmem.kernels.workspace import PeakTrace, dense_bytes, size_bytes
 from fxmem.versions.operators import aten
 
@@ -37,7 +38,7 @@ class _Frame:
     pointwise: bool
 
 
-def unfolded_forward_bytes(backend: str, problem: Problem) -> int | None:
+def unfolded_forward_bytes(backend: str, problem: Problem, x: Tensor) -> int | None:
     """Peak of a backend, its output included; None for one that does not unfold.
 
     ``_convolution``: per group a copy of its channels, a run, and one ``cat`` at the end. A backend
@@ -47,7 +48,7 @@ def unfolded_forward_bytes(backend: str, problem: Problem) -> int | None:
     if run is None:
         return None
     frame, trace, groups = _frame(problem), PeakTrace(), problem.groups
-    copied = _subtensor_bytes(_dense_input(problem), problem)
+    copied = _group_bytes(x, groups)
     for _ in range(groups):
         trace.allocate(copied)
         run(frame, trace)
@@ -58,7 +59,7 @@ def unfolded_forward_bytes(backend: str, problem: Problem) -> int | None:
 
 
 def unfolded_backward_bytes(
-    backend: str, problem: Problem, mask: tuple[bool, ...], grad_output: tuple[Sizes, Sizes]
+    backend: str, problem: Problem, mask: tuple[bool, ...], grad_output: Tensor, x: Tensor
 ) -> int | None:
     """Peak of a backend's backward, the gradients included; None for one that does not unfold.
 
@@ -69,8 +70,7 @@ def unfolded_backward_bytes(
     if run is None:
         return None
     frame, trace, groups = _frame(problem), PeakTrace(), problem.groups
-    copied = _subtensor_bytes(grad_output, problem)
-    copied += _subtensor_bytes(_dense_input(problem), problem)
+    copied = _group_bytes(grad_output, groups) + _group_bytes(x, groups)
     for _ in range(groups):
         trace.allocate(copied)
         run(frame, mask, trace)
@@ -78,20 +78,6 @@ def unfolded_backward_bytes(
     if groups > 1:
         trace.allocate(trace.live_bytes)
     return trace.peak_bytes
-
-
-def is_dense(view: tuple[Sizes, Sizes], channels_last: bool) -> bool:
-    """``Tensor.is_contiguous(memory_format)``: strides of dimensions of size 1 are free.
-
-    Args:
-        view: Sizes and strides.
-        channels_last: Whether the format is that, or contiguous.
-    """
-    sizes, strides = view
-    wanted = dense_strides(sizes, channels_last)
-    return 0 in sizes or all(
-        size == 1 or have == want for size, have, want in zip(sizes, strides, wanted, strict=True)
-    )
 
 
 def _frame(problem: Problem) -> _Frame:
@@ -121,17 +107,9 @@ def _frame(problem: Problem) -> _Frame:
     )
 
 
-def _dense_input(problem: Problem) -> tuple[Sizes, Sizes]:
-    return problem.input_sizes, dense_strides(problem.input_sizes, problem.channels_last)
-
-
-def _subtensor_bytes(view: tuple[Sizes, Sizes], problem: Problem) -> int:
+def _group_bytes(x: Tensor, groups: int) -> int:
     """Bytes of one group's channels, if ``subtensor`` (narrow, contiguous) has to copy them."""
-    sizes, strides = view
-    part = (sizes[0], sizes[1] // problem.groups, *sizes[2:])
-    if problem.groups == 1 or is_dense((part, strides), False):
-        return 0
-    return product_bytes(part, problem.dtype)
+    return dense_bytes(x.narrow(1, 0, x.shape[1] // groups)) if groups > 1 else 0
 
 
 def _run(*sizes_bytes: int, trace: PeakTrace) -> None:
@@ -251,8 +229,7 @@ def _resize(x: Tensor, result: Tensor) -> Tensor:
     """``empty_like(x)``, resized: the storage does not shrink."""
     if x.numel() <= result.numel():
         return result
-    strides = [math.prod(result.shape[dim + 1 :]) for dim in range(result.dim())]
-    return torch.empty_like(x).as_strided(result.shape, strides)
+    return torch.empty_like(x).as_strided(result.shape, make_contiguous_strides_for(result.shape))
 
 
 @CPU.kernel(_im2col)
@@ -268,7 +245,7 @@ def col2im(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 @CPU.workspace(_im2col, _col2im)
-def _columns(call: Call) -> int:
+def _columns(call: OperatorCall) -> int:
     """Im2Col.cpp and Col2Im.cpp: a contiguous input, and memory before it is made larger."""
     x = call.tensor(0)
     trace = PeakTrace()

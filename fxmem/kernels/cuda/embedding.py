@@ -16,7 +16,7 @@ from torch import Tensor
 from fxmem.kernels.cuda.gpu import CUDA, current_gpu, is_on_gpu
 from fxmem.kernels.cuda.layouts import accumulate_type, reshape_bytes
 from fxmem.kernels.cuda.sorting import radix_sort_bytes, scan_bytes
-from fxmem.kernels.registry import Call
+from fxmem.kernels.registry import OperatorCall
 from fxmem.kernels.workspace import PeakTrace, dense_bytes, size_bytes
 
 _MAX_MODE = 2
@@ -40,13 +40,13 @@ class _Rows:
 
 
 @CUDA.workspace("embedding")
-def _embedding(call: Call) -> int:
+def _embedding(call: OperatorCall) -> int:
     """aten/src/ATen/native/Embedding.cpp, ``embedding_symint``: ``indices.reshape(-1)``."""
     return reshape_bytes(call.tensor(1), call.tensor(1).dim())
 
 
 @CUDA.workspace("embedding_dense_backward")
-def _dense_backward(call: Call) -> int:
+def _dense_backward(call: OperatorCall) -> int:
     """Embedding.cu, ``embedding_dense_backward_cuda``: dense operands; more than few are sorted."""
     grad, indices = call.tensor(0), call.tensor(1)
     copies = dense_bytes(grad) + dense_bytes(indices)
@@ -58,7 +58,7 @@ def _dense_backward(call: Call) -> int:
 
 
 @CUDA.workspace("_embedding_bag_backward")
-def _bag_backward(call: Call) -> int:
+def _bag_backward(call: OperatorCall) -> int:
     """EmbeddingBag.cu, ``_embedding_bag_dense_backward_cuda``: the same, whatever the number."""
     grad, indices, out = call.tensor(0), call.tensor(1), call.result
     copies = dense_bytes(grad)
@@ -117,7 +117,7 @@ def embedding_bag(*args: Any, **kwargs: Any) -> Any:
     weight, indices, offsets = args[:3]
     if not is_on_gpu(weight):
         return NotImplemented
-    call = Call(args, kwargs)
+    call = OperatorCall(args, kwargs)
     last = call.get(7, "include_last_offset") is True
     shape = (offsets.shape[0] - last, weight.shape[1])
     dtype = torch.promote_types(indices.dtype, offsets.dtype)

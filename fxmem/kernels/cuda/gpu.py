@@ -19,14 +19,14 @@ from typing import Any
 import torch
 
 from fxmem.gpus import GpuModel
-from fxmem.kernels.registry import ANY, Target
+from fxmem.kernels.registry import ANY, Backend
 from fxmem.tracing.fakes import find_inner
 from fxmem.versions import release
 
 GPU_DEVICE = torch.device("cpu", 0)
 """Device of the GPU's fake tensors; fake tensors of the host lie on ``torch.device("cpu")``."""
 
-CUDA = Target("cuda", ANY, GPU_DEVICE)
+CUDA = Backend("cuda", ANY, GPU_DEVICE)
 """PyTorch's CUDA build; filled by the modules beside this one, which the package imports."""
 
 

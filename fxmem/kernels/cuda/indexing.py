@@ -16,7 +16,7 @@ from torch import Tensor
 from fxmem.graph import Blocks
 from fxmem.kernels.cuda.gpu import CUDA, is_on_gpu
 from fxmem.kernels.cuda.sorting import radix_sort_bytes, scan_bytes
-from fxmem.kernels.registry import Call, as_tensor
+from fxmem.kernels.registry import OperatorCall, as_tensor
 from fxmem.kernels.workspace import BlockTrace, broadcast_sizes, dense_bytes, size_bytes
 
 _MASKS = (torch.bool, torch.uint8)
@@ -103,7 +103,7 @@ def _make_info(trace: BlockTrace, indices: Sequence[Tensor | None], rows: int) -
 
 
 @CUDA.workspace("index.Tensor", "_unsafe_index.Tensor")
-def _index(call: Call) -> Blocks:
+def _index(call: OperatorCall) -> Blocks:
     """TensorAdvancedIndexing.cpp, ``index``: the result is allocated once the indices are ready."""
     x, indices = call.tensor(0), _list_indices(call.args[1])
     trace = BlockTrace()
@@ -113,7 +113,7 @@ def _index(call: Call) -> Blocks:
 
 
 @CUDA.workspace("index_put", "index_put_", "_unsafe_index_put", "_index_put_impl_")
-def _index_put(call: Call) -> Blocks:
+def _index_put(call: OperatorCall) -> Blocks:
     """TensorAdvancedIndexing.cpp, ``_index_put_impl_``; ``index_put`` makes its result before."""
     x, values = call.tensor(0), call.tensor(2)
     indices = _list_indices(call.args[1])
@@ -179,14 +179,14 @@ def _make_linear_index(trace: BlockTrace, indices: Sequence[Tensor | None], rows
 
 
 @CUDA.workspace("nonzero")
-def _nonzero(call: Call) -> int:
+def _nonzero(call: OperatorCall) -> int:
     """Nonzero.cu, ``nonzero_cuda_out_impl``: a contiguous input, a count, states of tiles."""
     x = call.tensor(0)
     return dense_bytes(x) + 4 + scan_bytes(x.numel(), 4)
 
 
 @CUDA.workspace("masked_select")
-def _masked_select(call: Call) -> int:
+def _masked_select(call: OperatorCall) -> int:
     """IndexKernel.cpp, ``masked_select_out_cuda_impl``: indexing by the mask, expanded."""
     x, mask = call.tensor(0), call.tensor(1)
     sizes = broadcast_sizes(x, mask)
@@ -195,7 +195,7 @@ def _masked_select(call: Call) -> int:
 
 
 @CUDA.workspace("masked_scatter", "masked_scatter_")
-def _masked_scatter(call: Call) -> int:
+def _masked_scatter(call: OperatorCall) -> int:
     """IndexKernel.cpp, ``masked_scatter__cuda``: the place of each element, dense operands."""
     x, mask, source = (as_tensor(value) for value in call.args[:3])
     count = math.prod(broadcast_sizes(x, mask))
@@ -205,7 +205,7 @@ def _masked_scatter(call: Call) -> int:
 
 
 @CUDA.workspace("masked_scatter_backward")
-def _masked_scatter_backward(call: Call) -> int:
+def _masked_scatter_backward(call: OperatorCall) -> int:
     """TensorAdvancedIndexing.cpp, ``masked_scatter_backward_symint``: a selection, of all."""
     grad = call.tensor(0)
     selected = size_bytes(grad) + grad.numel() * max(grad.dim(), 1) * _INDEX_BYTES
@@ -213,7 +213,7 @@ def _masked_scatter_backward(call: Call) -> int:
 
 
 @CUDA.workspace("repeat_interleave.Tensor")
-def _repeat_interleave(call: Call) -> int:
+def _repeat_interleave(call: OperatorCall) -> int:
     """aten/src/ATen/native/Repeat.h, ``repeat_interleave_common``: running sums."""
     repeats = call.tensor(0)
     sums = repeats.numel() * _INDEX_BYTES
@@ -221,7 +221,7 @@ def _repeat_interleave(call: Call) -> int:
 
 
 @CUDA.workspace("scatter_reduce.two")
-def _scatter_mean(call: Call) -> int:
+def _scatter_mean(call: OperatorCall) -> int:
     """TensorAdvancedIndexing.cpp, ``scatter_reduce_two``: ones, counts, and where those are 0."""
     if call.args[4] != "mean":
         return 0

@@ -7,7 +7,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from fxmem.kernels.workspace import is_like_channels_last, size_bytes
+from fxmem.kernels.workspace import size_bytes
 
 _MAX_INDEX = 2**31 - 1
 
@@ -42,24 +42,3 @@ def reshape_bytes(x: Tensor, last: int) -> int:
     # ``computeStride``: dimensions that are one of evenly spaced elements.
     is_one = all(s == m * t for (_, s), (m, t) in itertools.pairwise(wide))
     return 0 if is_one or 0 in x.shape[first:] else size_bytes(x)
-
-
-def is_nonoverlapping_dense(x: Tensor) -> bool:
-    """``is_non_overlapping_and_dense``: all elements of the storage's part, each once."""
-    if x.is_contiguous():
-        return True
-    step = 1
-    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
-        if size == 1:
-            continue
-        if stride != step:
-            return False
-        step *= size
-    return True
-
-
-def suggest_format(x: Tensor) -> torch.memory_format:
-    """``Tensor.suggest_memory_format``."""
-    if not is_like_channels_last(x.shape, x.stride()):
-        return torch.contiguous_format
-    return torch.channels_last if x.dim() == 4 else torch.channels_last_3d

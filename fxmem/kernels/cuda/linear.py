@@ -16,15 +16,15 @@ from torch._ops import OpOverload
 
 from fxmem.kernels.cpu.linear import LINEAR_ALGEBRA, grouped_mm
 from fxmem.kernels.cuda.gpu import CUDA, current_gpu, is_on_gpu
-from fxmem.kernels.cuda.layouts import is_nonoverlapping_dense
-from fxmem.kernels.registry import Call, as_tensor
+from fxmem.kernels.registry import OperatorCall, as_tensor
 from fxmem.kernels.workspace import size_bytes
+from fxmem.versions.fallbacks import is_dense
 from fxmem.versions.operators import aten
 from fxmem.versions.release import is_release
 
 
 def _has_dense_rows(x: Tensor) -> bool:
-    """Tells whether rows, or columns, of dense elements follow each other, maybe with gaps."""
+    """Returns whether rows, or columns, of dense elements follow each other, maybe with gaps."""
     (rows, columns), (by_row, by_column) = x.shape[-2:], x.stride()[-2:]
     by_columns = by_row == 1 and by_column >= max(1, rows)
     return by_columns or (by_column == 1 and by_row >= max(1, columns))
@@ -32,7 +32,7 @@ def _has_dense_rows(x: Tensor) -> bool:
 
 def _matrix_bytes(x: Tensor) -> int:
     """``prepare_matrix_for_cublas``."""
-    return 0 if is_nonoverlapping_dense(x) or _has_dense_rows(x) else size_bytes(x)
+    return 0 if is_dense(x) or _has_dense_rows(x) else size_bytes(x)
 
 
 def _batch_bytes(x: Tensor) -> int:
@@ -48,13 +48,13 @@ def _list_overloads(*names: str) -> list[OpOverload]:
 
 
 @CUDA.workspace(*_list_overloads("mm", "_int_mm"))
-def _mm(call: Call) -> int:
+def _mm(call: OperatorCall) -> int:
     """Blas.cpp, ``mm_out_cuda``."""
     return _matrix_bytes(call.tensor(0)) + _matrix_bytes(call.tensor(1))
 
 
 @CUDA.workspace(*_list_overloads("addmm", "addmm_", "_addmm_activation"))
-def _addmm(call: Call) -> int:
+def _addmm(call: OperatorCall) -> int:
     """Blas.cpp, ``addmm_out_cuda_impl``: what is added is copied into the result."""
     copies = _matrix_bytes(call.tensor(1)) + _matrix_bytes(call.tensor(2))
     is_returned = is_release(before=(2, 9))  # after the call, ``CUDABlas.cpp``, ``gemm_and_bias``
@@ -62,13 +62,13 @@ def _addmm(call: Call) -> int:
 
 
 @CUDA.workspace(*_list_overloads("bmm"))
-def _bmm(call: Call) -> int:
+def _bmm(call: OperatorCall) -> int:
     """Blas.cpp, ``bmm_out_cuda``."""
     return _batch_bytes(call.tensor(0)) + _batch_bytes(call.tensor(1))
 
 
 @CUDA.workspace(*_list_overloads("baddbmm", "baddbmm_"))
-def _baddbmm(call: Call) -> int:
+def _baddbmm(call: OperatorCall) -> int:
     """Blas.cpp, ``baddbmm_out_cuda_impl``: what is added is copied into the result."""
     return _batch_bytes(call.tensor(1)) + _batch_bytes(call.tensor(2))
 
@@ -82,13 +82,13 @@ def _add_product(
 
 
 @CUDA.workspace("mv")
-def _mv(call: Call) -> int:
+def _mv(call: OperatorCall) -> int:
     """Blas.cpp, ``addmv_out_cuda``: by ``mv``."""
     return _vector_product_bytes(call.tensor(0), call.tensor(1))
 
 
 @CUDA.workspace("addmv", "addmv_")
-def _addmv(call: Call) -> int:
+def _addmv(call: OperatorCall) -> int:
     """Blas.cpp, ``addmv_out_cuda``."""
     return _vector_product_bytes(call.tensor(1), call.tensor(2))
 
@@ -118,7 +118,7 @@ def cublas_workspace_bytes() -> int:
     return 4096 * 8 * 1024 if large else 4096 * 1024 * 2 + 16 * 1024 * 8
 
 
-def _cublaslt_workspace_bytes(call: Call) -> int:
+def _cublaslt_workspace_bytes(call: OperatorCall) -> int:
     """The workspace of ``addmm`` by cuBLASLt, which adds a bias of one dimension in its kernel.
 
     From 2.12 on it is cuBLAS's (pull request 168175), before a block of its own, which 2.9 and
@@ -141,7 +141,7 @@ def _cublaslt_workspace_bytes(call: Call) -> int:
 
 
 @CUDA.keeper(*_list_overloads("addmm", "_addmm_activation"))
-def _keep_cublaslt(call: Call) -> tuple[tuple[str, int], ...]:
+def _keep_cublaslt(call: OperatorCall) -> tuple[tuple[str, int], ...]:
     kept = _keep_cublas(call)
     own = _cublaslt_workspace_bytes(call) if kept and is_release(since=(2, 9)) else 0
     return (*kept, ("cuBLASLt workspace", own)) if own else kept
@@ -150,7 +150,7 @@ def _keep_cublaslt(call: Call) -> tuple[tuple[str, int], ...]:
 @CUDA.keeper(
     *_list_overloads("mm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "_int_mm")
 )
-def _keep_cublas(call: Call) -> tuple[tuple[str, int], ...]:
+def _keep_cublas(call: OperatorCall) -> tuple[tuple[str, int], ...]:
     if not is_on_gpu(call.args[0]):
         return ()
     return (("cuBLAS workspace", cublas_workspace_bytes()),)
@@ -185,7 +185,7 @@ def _multiply_groups(
 
 
 @CUDA.keeper(_grouped_mm)
-def _keep_cublas_of_groups(call: Call) -> tuple[tuple[str, int], ...]:
+def _keep_cublas_of_groups(call: OperatorCall) -> tuple[tuple[str, int], ...]:
     is_cutlass = current_gpu().capability[0] in _CUTLASS_MAJORS
     if is_cutlass and all(as_tensor(arg).dtype == torch.bfloat16 for arg in call.args[:2]):
         return ()
@@ -197,7 +197,6 @@ def _keep_cublas_of_groups(call: Call) -> tuple[tuple[str, int], ...]:
 CUDA.leave_out(
     "cuSOLVER or MAGMA takes a workspace and copies in column order",
     *LINEAR_ALGEBRA,
-    "linalg_matrix_exp",
 )
 CUDA.leave_out(
     "cuFFT takes a workspace, and clones by dimension", "_fft_r2c", "_fft_c2r", "_fft_c2c"
@@ -209,6 +208,7 @@ CUDA.leave_out(
     "count_nonzero", "count_nonzero.dim_IntList", "cummax", "cummin", "embedding_renorm_",
     "multi_margin_loss", "multi_margin_loss_backward", "multilabel_margin_loss_forward",
     "multilabel_margin_loss_backward", "put", "put_", "searchsorted.Tensor", "bucketize.Tensor",
+    "_trilinear",
 )  # fmt: skip
 CUDA.leave_out(
     "a workspace that depends on the kernel which the library picks",

@@ -1,14 +1,10 @@
-"""Losses on CUDA: the losses of all elements, beside or behind the scalar that they become.
+"""Losses on CUDA: reductions, softmax, and operands that are made dense.
 
-Source: ``aten/src/ATen/native/Loss.cpp``, whose functions serve any device (some results are
-scalars in a storage for all elements: :mod:`fxmem.kernels.cpu.losses`), and ``cuda/Loss.cu``,
-``cuda/NLLLoss2d.cu``, ``cuda/MultiMarginLoss.cu``, ``cuda/MultiLabelMarginCriterion.cu`` and
-``cuda/LossCTC.cu``.
+Source: ``aten/src/ATen/native/cuda/Loss.cu``, ``NLLLoss2d.cu``, ``LossCTC.cu`` and ``SoftMax.cu``.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,20 +14,16 @@ from torch._ops import OpOverload
 from torch._prims_common import compute_elementwise_output_strides, make_contiguous_strides_for
 
 from fxmem.kernels.autocast.policies import follow_autocast
-from fxmem.kernels.cpu import losses as shared
+from fxmem.kernels.common.losses import register_losses
 from fxmem.kernels.cuda.gpu import CUDA, is_on_gpu
 from fxmem.kernels.cuda.reduction.reductions import Layout, add, reduce_bytes
-from fxmem.kernels.registry import Call
-from fxmem.kernels.workspace import broadcast_sizes, dense_bytes, size_bytes
+from fxmem.kernels.registry import OperatorCall
+from fxmem.kernels.workspace import broadcast_sizes, copy_operands, dense_bytes, size_bytes
 from fxmem.versions.operators import aten
 
 # ``Reduction`` (aten/src/ATen/core/Reduction.h).
 _NONE = 0
 _INDEX_BYTES = 8
-
-CUDA.kernel("mse_loss", "smooth_l1_loss")(shared.pointwise_loss)
-CUDA.kernel("binary_cross_entropy")(shared.binary_cross_entropy)
-CUDA.kernel("_ctc_loss")(shared.ctc_loss)
 
 
 @CUDA.kernel("_ctc_loss.Tensor")
@@ -49,60 +41,22 @@ def ctc_loss_backward(grad: Tensor, log_probs: Tensor, *_rest: Any) -> Tensor:
     return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
 
 
-def _reduce_bytes(x: Tensor, target: Tensor) -> int:
+def _reduce_bytes(x: Tensor, target: Tensor, averages: bool) -> int:
     sizes = broadcast_sizes(x, target)
     losses = Layout(sizes, make_contiguous_strides_for(sizes), 0, x.dtype)
     return reduce_bytes(losses, None, False, x.dtype, add)
 
 
-def _elements_bytes(x: Tensor, target: Tensor) -> int:
-    return math.prod(broadcast_sizes(x, target)) * x.element_size()
+register_losses(CUDA, _reduce_bytes, _reduce_bytes)
 
 
-def _is_reduced(call: Call, index: int) -> bool:
+def _is_reduced(call: OperatorCall, index: int) -> bool:
     found = call.get(index, "reduction")
     return found is None or found != _NONE
 
 
-@CUDA.workspace("mse_loss", "smooth_l1_loss", "huber_loss")
-def _pointwise(call: Call) -> int:
-    """Loss.cpp, ``mse_loss_out``, ``huber_loss``: the losses, which are then reduced."""
-    x, target = call.tensor(0), call.tensor(1)
-    if not _is_reduced(call, 2):
-        return 0
-    return _elements_bytes(x, target) + _reduce_bytes(x, target)
-
-
-@CUDA.workspace("binary_cross_entropy")
-def _bce(call: Call) -> int:
-    """cuda/Loss.cu, ``binary_cross_entropy_out_cuda``: the losses in the result's storage."""
-    return _reduced_in_place_bytes(call, _is_reduced(call, 3))
-
-
-def _reduced_in_place_bytes(call: Call, reduced: bool) -> int:
-    x, target = call.tensor(0), call.tensor(1)
-    return x.element_size() + _reduce_bytes(x, target) if reduced else 0
-
-
-@CUDA.workspace("binary_cross_entropy_with_logits")
-def _bce_with_logits(call: Call) -> int:
-    """Loss.cpp, ``binary_cross_entropy_with_logits``: the loss beside one of its terms.
-
-    Weights of positive targets make a factor first, beside themselves less one.
-    """
-    x, target = call.tensor(0), call.tensor(1)
-    elements = _elements_bytes(x, target)
-    total = 2 * elements - call.result_bytes
-    if _is_reduced(call, 4):
-        total = 2 * elements + _reduce_bytes(x, target)
-    positive = call.get(3, "pos_weight")
-    if isinstance(positive, Tensor):
-        total = max(total, 2 * elements + size_bytes(positive) - call.result_bytes)
-    return total
-
-
 @CUDA.workspace("nll_loss_forward", "nll_loss2d_forward")
-def _nll_loss(call: Call) -> int:
+def _nll_loss(call: OperatorCall) -> int:
     """cuda/Loss.cu, ``nll_loss_forward_out_cuda_template``; cuda/NLLLoss2d.cu: dense operands.
 
     Losses that are not reduced are read where they are; but for the weight of the classes.
@@ -115,7 +69,7 @@ def _nll_loss(call: Call) -> int:
 
 
 @CUDA.workspace("nll_loss_backward", "nll_loss2d_backward")
-def _nll_loss_backward(call: Call) -> int:
+def _nll_loss_backward(call: OperatorCall) -> int:
     """cuda/Loss.cu, ``nll_loss_backward_out_cuda_template``: dense operands."""
     weight = call.args[3] if isinstance(call.args[3], Tensor) else None
     weight_bytes = 0 if weight is None else dense_bytes(weight)
@@ -123,13 +77,13 @@ def _nll_loss_backward(call: Call) -> int:
 
 
 @CUDA.workspace("_ctc_loss", "_ctc_loss.Tensor")
-def _ctc(call: Call) -> int:
+def _ctc(call: OperatorCall) -> int:
     """cuda/LossCTC.cu, ``ctc_loss_gpu_template``: lengths and offsets on the GPU."""
     return 3 * _INDEX_BYTES * call.tensor(0).shape[1]
 
 
 @CUDA.workspace("_ctc_loss_backward", "_ctc_loss_backward.Tensor")
-def _ctc_backward(call: Call) -> int:
+def _ctc_backward(call: OperatorCall) -> int:
     """cuda/LossCTC.cu, ``ctc_loss_backward_gpu_template``: the other sums.
 
     Where infinite losses count nothing, a mask by loss, a zero, and the gradient made anew.
@@ -168,23 +122,16 @@ for _functions, _operator, _fused in (
         _register(_function, _operator, _fused.default)
 
 
-@CUDA.workspace("_softmax", "_log_softmax")
-def _forward(call: Call) -> int:
-    """aten/src/ATen/native/cuda/SoftMax.cu, ``host_softmax``: a contiguous input."""
-    return dense_bytes(call.tensor(0))
-
-
-@CUDA.workspace("_log_softmax_backward_data")
-def _log_backward(call: Call) -> int:
-    """SoftMax.cu, ``host_softmax_backward``: contiguous operands."""
-    return dense_bytes(call.tensor(0)) + dense_bytes(call.tensor(1))
+# aten/src/ATen/native/cuda/SoftMax.cu, ``host_softmax``, ``host_softmax_backward``.
+CUDA.workspace("_softmax", "_log_softmax")(copy_operands(0))
+CUDA.workspace("_log_softmax_backward_data")(copy_operands(0, 1))
 
 
 @CUDA.workspace("_softmax_backward_data")
-def _backward(call: Call) -> int:
+def _backward(call: OperatorCall) -> int:
     """SoftMax.cu, ``softmax_backward_cuda_out``: the gradient times the output, contiguous."""
     grad, output = call.tensor(0), call.tensor(1)
     strides = compute_elementwise_output_strides(grad, output)
-    is_contiguous = strides == torch._prims_common.make_contiguous_strides_for(output.shape)
+    is_contiguous = strides == make_contiguous_strides_for(output.shape)
     products = 1 if is_contiguous else 2
     return products * size_bytes(output) + dense_bytes(output)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fxmem.graph import Blocks
 from fxmem.kernels.cuda.gpu import CUDA, is_on_gpu
-from fxmem.kernels.registry import Call, as_tensor
+from fxmem.kernels.registry import OperatorCall, as_tensor
 from fxmem.kernels.workspace import BlockTrace, dense_bytes, size_bytes
 
 _CHUNK = 65536
@@ -24,7 +24,7 @@ def log_sigmoid_forward(input: Tensor) -> Any:
 
 
 @CUDA.workspace("_cdist_backward")
-def _cdist_backward(call: Call) -> int:
+def _cdist_backward(call: OperatorCall) -> int:
     """aten/src/ATen/native/cuda/DistanceKernel.cu, ``cdist_backward_kernel_impl``.
 
     The contributions of all pairs are added up afterwards.
@@ -34,7 +34,7 @@ def _cdist_backward(call: Call) -> int:
 
 
 @CUDA.workspace("_foreach_norm.Scalar")
-def _foreach_norm(call: Call) -> int:
+def _foreach_norm(call: OperatorCall) -> int:
     """aten/src/ATen/native/cuda/ForeachReduceOp.cu, ``foreach_tensor_norm_cuda``.
 
     A sum for each chunk, as many for each tensor as the largest one has.
@@ -59,7 +59,7 @@ def dropout(input: Tensor, p: float, train: bool) -> Tensor:
 
 
 @CUDA.workspace("native_dropout")
-def _native_dropout(call: Call) -> Blocks:
+def _native_dropout(call: OperatorCall) -> Blocks:
     """cuda/Dropout.cu, ``dropout_cuda``: the mask comes first."""
     trace = BlockTrace()
     trace.allocate_result(1)
@@ -71,7 +71,7 @@ def _native_dropout(call: Call) -> Blocks:
 
 
 @CUDA.workspace("roll")
-def _roll(call: Call) -> int:
+def _roll(call: OperatorCall) -> int:
     """aten/src/ATen/native/cuda/TensorTransformations.cu, ``roll_cuda``.
 
     One dimension after the other, each intermediate held; a contiguous input.

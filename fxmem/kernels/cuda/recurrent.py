@@ -21,7 +21,7 @@ from fxmem.kernels.common.in_place import run_in_place
 from fxmem.kernels.common.recurrent import RecurrentCall, read_call
 from fxmem.kernels.cuda.gpu import CUDA, is_on_gpu
 from fxmem.kernels.cuda.reduction.reductions import Layout, add, reduce_bytes
-from fxmem.kernels.registry import Call, Function
+from fxmem.kernels.registry import Function, OperatorCall
 from fxmem.versions.operators import aten
 
 _forward = aten._cudnn_rnn.default
@@ -200,13 +200,13 @@ def estimate_reserve_bytes(input_: Tensor, args: tuple[Any, ...]) -> int:
 
 
 @CUDA.workspace(_forward)
-def _forward_workspace(call: Call) -> int:
+def _forward_workspace(call: OperatorCall) -> int:
     """The input, if it is not dense with time first."""
     return _copy_bytes(call.tensor(0), bool(call.args[_BATCH_FIRST]))
 
 
 @CUDA.workspace(_backward)
-def _backward_workspace(call: Call) -> int:
+def _backward_workspace(call: OperatorCall) -> int:
     """The input and the gradient of the output, if they are not dense with time first."""
     batch_first = bool(call.args[14])
     dense = (call.tensor(i) for i in (0, 7) if call.args[i] is not None)
@@ -292,7 +292,7 @@ def _gru_gradients(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[
 
 
 @CUDA.workspace("_thnn_fused_lstm_cell_backward_impl", "_thnn_fused_gru_cell_backward")
-def _bias_bytes(call: Call) -> int:
+def _bias_bytes(call: OperatorCall) -> int:
     """The sums of the gates' gradients, which are the last to be made."""
     if not call.args[-1]:
         return 0

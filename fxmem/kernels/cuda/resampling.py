@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch._prims_common import suggest_memory_format
 
 from fxmem.kernels.cpu import CPU
 from fxmem.kernels.cuda.gpu import CUDA, is_on_gpu
-from fxmem.kernels.cuda.layouts import suggest_format
-from fxmem.kernels.registry import Call
-from fxmem.kernels.workspace import dense_bytes
+from fxmem.kernels.registry import OperatorCall
+from fxmem.kernels.workspace import RESULT, copy_operands, dense_bytes
 from fxmem.versions.operators import aten, find_operators
 
 _LEAST_NEAREST = 4
@@ -34,7 +34,11 @@ _BILINEAR = find_operators("upsample_bilinear2d", "upsample_bilinear2d.vec")
 
 def _make_contiguous(func: OpOverload, least: int, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     """The result, contiguous unless the channels are as many as channels last takes."""
-    if not is_on_gpu(x) or suggest_format(x) == torch.contiguous_format or x.shape[1] >= least:
+    if (
+        not is_on_gpu(x)
+        or suggest_memory_format(x) == torch.contiguous_format
+        or x.shape[1] >= least
+    ):
         return NotImplemented
     result = func(x, *args, **kwargs)
     return torch.empty_like(result, memory_format=torch.contiguous_format)
@@ -57,10 +61,10 @@ for _operators, _least in (
 
 
 @CUDA.workspace(*_NEAREST_2D)
-def _nearest(call: Call) -> int:
+def _nearest(call: OperatorCall) -> int:
     """UpSampleNearest2d.cu, ``upsample_nearest2d_out_cuda_template``."""
     x, out = call.tensor(0), call.result
-    if suggest_format(x) == torch.channels_last and x.shape[1] >= _LEAST_NEAREST:
+    if suggest_memory_format(x) == torch.channels_last and x.shape[1] >= _LEAST_NEAREST:
         return dense_bytes(x, torch.channels_last)
     return dense_bytes(x) + dense_bytes(out)
 
@@ -71,17 +75,18 @@ _IN_PLANES = (
 )  # fmt: skip
 
 
-@CUDA.workspace(*_IN_PLANES, *(f"{name}.vec" for name in _IN_PLANES))
-def _in_planes(call: Call) -> int:
-    """UpSampleNearest3d.cu and the like: a contiguous input, a result that is not by a copy."""
-    return dense_bytes(call.tensor(0)) + dense_bytes(call.result)
+# UpSampleNearest3d.cu, UpSampleTrilinear3d.cu and the like: results that are not in planes are made
+# by a copy.
+CUDA.workspace(
+    *_IN_PLANES, *(f"{name}.vec" for name in _IN_PLANES), "upsample_trilinear3d_backward"
+)(copy_operands(0, RESULT))
 
 
 @CUDA.workspace(*_BILINEAR)
-def _bilinear(call: Call) -> int:
+def _bilinear(call: OperatorCall) -> int:
     """UpSampleBilinear2d.cu, ``upsample_bilinear2d_out_cuda_template``: planes by their strides."""
     x = call.tensor(0)
-    if suggest_format(x) != torch.channels_last or x.shape[1] < _LEAST_BILINEAR:
+    if suggest_memory_format(x) != torch.channels_last or x.shape[1] < _LEAST_BILINEAR:
         return 0
     return dense_bytes(x, torch.channels_last)
 
@@ -91,23 +96,18 @@ def _bilinear(call: Call) -> int:
     "_upsample_nearest_exact2d_backward",
     "upsample_bilinear2d_backward",
 )
-def _backward_2d(call: Call) -> int:
+def _backward_2d(call: OperatorCall) -> int:
     """UpSampleNearest2d.cu and UpSampleBilinear2d.cu, ``..._backward_out_cuda_template``."""
     grad, out = call.tensor(0), call.result
     last = torch.channels_last
-    is_last = suggest_format(grad) == last and grad.shape[1] >= _LEAST_NEAREST
+    is_last = suggest_memory_format(grad) == last and grad.shape[1] >= _LEAST_NEAREST
     if is_last and out.is_contiguous(memory_format=last):
         return dense_bytes(grad, last)
     return dense_bytes(grad) + dense_bytes(out)
 
 
-@CUDA.workspace("upsample_trilinear3d_backward")
-def _trilinear_backward(call: Call) -> int:
-    """UpSampleTrilinear3d.cu, ``upsample_trilinear3d_backward_out_cuda_template``."""
-    return dense_bytes(call.tensor(0)) + dense_bytes(call.result)
-
-
-@CUDA.workspace(
+# ``upsample_linear1d_backward_out_cuda_template`` and the like.
+CUDA.workspace(
     *(
         f"{name}_backward"
         for name in (
@@ -117,14 +117,8 @@ def _trilinear_backward(call: Call) -> int:
             "reflection_pad1d", "reflection_pad2d",
         )
     ),
-    "reflection_pad1d",
-    "reflection_pad2d",
-    "reflection_pad3d",
-)  # fmt: skip
-def _dense_operand(call: Call) -> int:
-    """``upsample_linear1d_backward_out_cuda_template`` and the like: a contiguous operand."""
-    return dense_bytes(call.tensor(0))
-
+    "reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
+)(copy_operands(0))  # fmt: skip
 
 # Im2Col.cu and Col2Im.cu allocate as their counterparts for the CPU do.
 for _operator in (aten.im2col.default, aten.col2im.default):

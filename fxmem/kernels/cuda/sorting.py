@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from torch._ops import OpOverload
 
 from fxmem.kernels.cuda.gpu import CUDA, current_gpu
-from fxmem.kernels.registry import Call
+from fxmem.kernels.registry import OperatorCall
 from fxmem.kernels.workspace import dense_bytes, size_bytes
 from fxmem.versions.operators import aten
 
@@ -60,7 +60,7 @@ def _segments_bytes(count: int, length: int, itemsize: int) -> int:
 def _register_sort(overload: OpOverload) -> None:
     names = [value.name for value in overload._schema.arguments]
 
-    def estimate(call: Call) -> int:
+    def estimate(call: OperatorCall) -> int:
         x = call.tensor(0)
         found = call.get(names.index("dim"), "dim")
         dim = int(str(found)) if found is not None else -1
@@ -74,7 +74,7 @@ _register_sort(aten.sort.stable)
 
 
 @CUDA.workspace("topk")
-def _topk(call: Call) -> int:
+def _topk(call: OperatorCall) -> int:
     """TensorTopK.cu, ``launch_gather_topk_kernel``: a contiguous input, and counts by block."""
     x = call.tensor(0)
     found = call.get(2, "dim")
@@ -100,7 +100,7 @@ def _is_shared(slices: int, length: int) -> bool:
 
 
 @CUDA.workspace("cumsum", "cumprod", "logcumsumexp")
-def _cumulative(call: Call) -> int:
+def _cumulative(call: OperatorCall) -> int:
     """ReduceOps.cpp, ``impl_func_cum_ops``, and ScanUtils.cuh, ``scan_dim``.
 
     The input in the result's type and contiguous; CUB serves where all elements are one line.
@@ -112,7 +112,7 @@ def _cumulative(call: Call) -> int:
 
 
 @CUDA.workspace("multinomial")
-def _multinomial(call: Call) -> int:
+def _multinomial(call: OperatorCall) -> int:
     """aten/src/ATen/native/Distributions.cpp, ``multinomial_out``; cuda/MultinomialKernel.cu.
 
     A race of exponential variates, whose best are found; or normalized weights, added up.
@@ -124,7 +124,7 @@ def _multinomial(call: Call) -> int:
 
 
 @CUDA.workspace("randperm", "randperm.generator")
-def _randperm(call: Call) -> int:
+def _randperm(call: OperatorCall) -> int:
     """cuda/Randperm.cu, ``randperm_out_cuda``: a range, sorted by random keys, and those sorted.
 
     The keys have as many bits as make equal ones unlikely.

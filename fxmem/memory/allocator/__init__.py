@@ -10,7 +10,7 @@ from fxmem.memory.allocator.heap import (
     TraceEvent,
 )
 from fxmem.memory.allocator.meter import AllocatorMeter
-from fxmem.memory.allocator.replay import AllocatorProfile, replay
+from fxmem.memory.allocator.replay import AllocatorProfile, replay, run_events
 from fxmem.memory.allocator.settings import AllocatorSettings, parse_settings
 
 __all__ = [
@@ -28,4 +28,5 @@ __all__ = [
     "TraceEvent",
     "parse_settings",
     "replay",
+    "run_events",
 ]

@@ -23,7 +23,7 @@ class DeviceMemory:
 
     Args:
         capacity_bytes: Total memory of the device; None has no end.
-        context_bytes: What the CUDA context and other processes hold of it.
+        context_bytes: The share of the CUDA context and of other processes.
 
     Attributes:
         used_bytes: What is handed out, ``context_bytes`` apart.
@@ -92,7 +92,7 @@ class Block:
 
     @property
     def growable_bytes(self) -> int:
-        """Its bytes and those of the addresses behind it that have no memory yet."""
+        """Its bytes, and the addresses behind it that have no memory yet."""
         behind = self.next
         return self.size + (behind.size if behind is not None and not behind.mapped else 0)
 
@@ -217,7 +217,7 @@ class SegmentState:
     """Memory that lies in one piece: a segment of ``cudaMalloc``, or pages next to each other."""
 
     address: int  # where it begins
-    size: int  # its bytes, which are those of its blocks
+    size: int  # its bytes, the sum of its blocks
     stream: int  # for which stream
     is_small: bool  # whether it belongs to the small pool
     is_expandable: bool  # whether it is part of an expandable segment
@@ -244,7 +244,7 @@ class Heap:
         self._trace = trace
 
     def record(self, action: TraceAction, address: int, nbytes: int, stream: int) -> None:
-        """Tell whoever listens what happened."""
+        """Report an event to the listener."""
         if self._trace is not None:
             self._trace(TraceEvent(action, address, nbytes, stream))
 

@@ -14,8 +14,8 @@ from fxmem.memory.allocator.settings import AllocatorSettings
 class AllocatorMeter:
     """The counters that ``torch.cuda.memory_stats()`` reads.
 
-    As in an analysis, blocks are those of a device of unlimited memory, and what is reserved is
-    what a limited one reserves until it runs out.
+    As in an analysis, blocks are allocated on a device of unlimited memory; reserved is what a
+    limited device reserves until it runs out.
 
     Args:
         settings: Settings of the allocator.

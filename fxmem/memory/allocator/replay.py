@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from fxmem.memory.allocator.caching import CachingAllocator, OutOfMemory, Shortage
@@ -36,32 +36,39 @@ def replay(
     """Runs allocations and frees through the caching allocator.
 
     Args:
-        events: Those of a :class:`~fxmem.memory.timeline.Timeline`.
+        events: The events of a :class:`~fxmem.memory.timeline.Timeline`.
         settings: The allocator's; the defaults where None.
         capacity_bytes: Total memory of the device; without one it never runs out.
-        context_bytes: What the CUDA context and other processes take of it.
+        context_bytes: The share of the CUDA context and of other processes.
 
     Raises:
         UsageError: A memory fraction without a capacity.
     """
     allocator = CachingAllocator(settings, DeviceMemory(capacity_bytes, context_bytes))
-    blocks: dict[tuple[int | None, int], Block | None] = {}
     samples: list[tuple[int, int, int]] = []
     shortage = None
-    for event in events:
-        owner = event.storage, event.block
-        try:
-            if event.nbytes and event.action is Action.ALLOC:
-                blocks[owner] = allocator.allocate(event.nbytes, stream=event.stream)
-            elif event.nbytes:
-                allocator.free(blocks.pop(owner))
-            elif event.action is Action.EMPTY:
-                allocator.empty_cache()
-        except OutOfMemory as error:
-            shortage = error.shortage
-            break
-        samples.append(
-            (allocator.allocated_bytes, allocator.requested_bytes, allocator.reserved_bytes)
-        )
+    try:
+        for _ in run_events(events, allocator):
+            samples.append(
+                (allocator.allocated_bytes, allocator.requested_bytes, allocator.reserved_bytes)
+            )
+    except OutOfMemory as error:
+        shortage = error.shortage
     allocated, requested, reserved = zip(*samples, strict=True) if samples else ((), (), ())
     return AllocatorProfile(allocated, requested, reserved, allocator.retries, shortage)
+
+
+def run_events(
+    events: Iterable[Event], allocator: CachingAllocator
+) -> Iterator[dict[tuple[int | None, int], Block | None]]:
+    """Allocates and frees; yields after each event the blocks in use, by storage and number."""
+    blocks: dict[tuple[int | None, int], Block | None] = {}
+    for event in events:
+        owner = event.storage, event.block
+        if event.nbytes and event.action is Action.ALLOC:
+            blocks[owner] = allocator.allocate(event.nbytes, stream=event.stream)
+        elif event.nbytes:
+            allocator.free(blocks.pop(owner))
+        elif event.action is Action.EMPTY:
+            allocator.empty_cache()
+        yield blocks

@@ -1,6 +1,6 @@
 """Settings of the CUDA caching allocator, as ``PYTORCH_ALLOC_CONF`` gives them.
 
-Sizes, their rounding and the keys are those of torch 2.13: ``c10/core/AllocatorConfig.h``,
+Sizes, their rounding and the keys are as in torch 2.13: ``c10/core/AllocatorConfig.h``,
 ``c10/core/AllocatorConfig.cpp``, ``c10/cuda/CUDAAllocatorConfig.cpp`` and
 ``c10/cuda/CUDACachingAllocator.cpp``. The syntax is taken strictly: PyTorch reads ``128M`` as 128
 and ``max_split_size_mb=128`` as an internal error.

@@ -9,8 +9,10 @@ import ast
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from fxmem.graph import Category, MemoryGraph, Node, Operation, Phase, SourceLocation
-from fxmem.memory.timeline import build_timeline
+from fxmem.memory.timeline import build_timeline, measure_fall
 from fxmem.planning.dels.variables import (
     Statement,
     find_last_read,
@@ -18,12 +20,11 @@ from fxmem.planning.dels.variables import (
     is_same_function,
 )
 from fxmem.planning.model.index import Activation, StepIndex, build_index
-from fxmem.planning.model.peaks import PeakMeter
 from fxmem.planning.plan import DelPoint
 
 
 @dataclass(frozen=True, slots=True)
-class _Change:
+class _Deletion:
     """A storage that nothing uses for a while before it dies, and the point where it could go."""
 
     nbytes: int
@@ -41,11 +42,12 @@ def find_deletions(step: StepIndex) -> tuple[DelPoint, ...]:
     are listed where the peak would be lower if they went after their last use. A line that runs
     often, in a loop or in a module of which there are many, is one point, with its first value.
     """
-    meter = PeakMeter(build_timeline(step.graph).profile())
+    live_bytes = np.array(build_timeline(step.graph).profile())
     points = []
     for changes in _find_changes(step):
         point = next(iter(changes.values())).point
-        saving_bytes = meter.measure_fall((c.nbytes, c.end + 1, c.died) for c in changes.values())
+        gone = ((c.nbytes, c.end + 1, c.died) for c in changes.values())
+        saving_bytes = measure_fall(live_bytes, gone)
         if point.variable or saving_bytes:
             points.append(replace(point, saving_bytes=saving_bytes))
     return tuple(sorted(points, key=lambda point: -point.saving_bytes))
@@ -66,14 +68,14 @@ def apply_deletions(graph: MemoryGraph, points: Iterable[DelPoint]) -> MemoryGra
     )
 
 
-def _find_changes(step: StepIndex) -> list[dict[int, _Change]]:
-    """Finds storages that could go earlier; those that one ``del`` frees lie together."""
+def _find_changes(step: StepIndex) -> list[dict[int, _Deletion]]:
+    """Finds storages that could go earlier, grouped by the ``del`` that frees them."""
     graph, variables = step.graph, _Variables(step)
     last: dict[int, Operation] = {}
     for operation in graph.operations:
         last |= dict.fromkeys((*operation.reads, *operation.writes), operation)
     has_loss = any(operation.phase is Phase.BACKWARD for operation in graph.operations)
-    found: dict[object, dict[int, _Change]] = {}
+    found: dict[object, dict[int, _Deletion]] = {}
     for made in step.made:
         storage, maker = graph.storages[made.index], graph.nodes[made.node]
         used = last.get(made.index, graph.operations[made.born])
@@ -92,7 +94,7 @@ def _find_changes(step: StepIndex) -> list[dict[int, _Change]]:
         if held is not None and step.end_operation[held[2]] <= died:  # else it goes anyway
             name, source, after = held
         point = DelPoint(maker.name, name, graph.nodes[after].name, source)
-        change = _Change(made.nbytes, step.end_operation[after] - 1, died, point)
+        change = _Deletion(made.nbytes, step.end_operation[after] - 1, died, point)
         found.setdefault((name, source) if name else made.index, {})[made.index] = change
     return [*found.values()]
 
@@ -103,7 +105,7 @@ class _Variables:
     def __init__(self, step: StepIndex) -> None:
         self._nodes = step.graph.nodes[: step.nodes]
         self._sharing: dict[int, list[Node]] = {}  # by storage, the nodes whose results share it
-        self._consumers: dict[int, list[Node]] = {}  # by node, those that take its result
+        self._consumers: dict[int, list[Node]] = {}  # by node, the nodes that take its result
         for node in step.graph.nodes:
             for storage in node.results:
                 self._sharing.setdefault(storage, []).append(node)
@@ -143,7 +145,7 @@ class _Variables:
         known = {name for node in inside for name in (node.target, *node.fqn.split("."))}
         end = user
         for node in self._nodes[user + 1 :]:
-            # Where the statement calls functions, the source does not tell their nodes from later.
+            # Nodes of functions that the statement calls are not told from later ones by source.
             is_known = last.callees <= known or is_same_function(frame, node.source)
             if is_known and not _is_in(last, frame, node):
                 break
@@ -153,7 +155,7 @@ class _Variables:
 
 
 def _is_in(statement: Statement, frame: SourceLocation, node: Node) -> bool:
-    """Tells whether a node belongs to a statement of a function."""
+    """Returns whether a node belongs to a statement of a function."""
     return (
         node.source is not None
         and node.source.line in statement

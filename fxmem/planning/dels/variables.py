@@ -33,7 +33,7 @@ class Statement:
     """A simple statement of a function."""
 
     code: ast.stmt
-    rest: Sequence[ast.stmt]  # those after it, in its block and those around it, up to a loop's end
+    rest: Sequence[ast.stmt]  # the statements after, also of the blocks around, to a loop's end
     is_looped: bool
 
     def __contains__(self, line: int) -> bool:
@@ -116,7 +116,7 @@ def find_last_read(source: SourceLocation) -> Statement | None:
 
 
 def is_same_function(source: SourceLocation, other: SourceLocation | None) -> bool:
-    """Tells whether two lines are in one function; None is in none."""
+    """Returns whether two lines are in one function; None is in no function."""
     if other is None or (source.file, source.function) != (other.file, other.function):
         return False
     function = _find_function(source.file, source.function, source.line)
@@ -141,7 +141,7 @@ def _find_function(file: str, name: str, line: int) -> _Function | None:
 
 
 def _is_shared(function: _Function, name: str) -> bool:
-    """Tells whether something else than this name may hold its value, or see the name."""
+    """Returns whether something else than this name may hold its value, or see the name."""
     parents: dict[ast.AST, ast.AST] = {}
     returned: set[ast.AST] = set()
     for node in ast.walk(function):

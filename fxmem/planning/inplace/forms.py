@@ -59,7 +59,7 @@ _COPIES = ("aten.clone.default", "aten._to_copy.default")
 """Operators of ``reshape``, ``contiguous`` and ``to`` that cannot return their input."""
 
 _EITHER_WAY = _DROPOUTS | frozenset("einsum tensordot sum_to_size checkpoint apply".split())
-"""Calls that return their input, or a view of it, for some sizes or settings only."""
+"""Calls that return their input, or a view of the input, for some sizes or settings only."""
 
 
 class FormKind(Enum):
@@ -133,7 +133,7 @@ def find_form(op: str, target: str, operator: str) -> InplaceForm | None:
 
 
 def may_return_input(op: str, target: str, operator: str, *, is_result: bool) -> bool:
-    """Tells whether a node's result may share storage with its input for other sizes or settings.
+    """Returns whether other sizes or settings may make a node's result share its input's storage.
 
     Dropout returns its input outside of training, ``reshape``, ``contiguous`` and ``to`` where
     they can, and a segment or an autograd function may. Overwriting the one changes the other.

@@ -35,7 +35,7 @@ class OverwritingNode:
 
     @property
     def is_watched(self) -> bool:
-        """Tells whether hooks that these modules had when traced may keep the overwritten value."""
+        """Returns whether hooks of these modules, as traced, may keep the overwritten value."""
         given = (*self.consumers, *((self.node,) if self.node.op == "call_module" else ()))
         made = () if self.maker is None else (self.maker,)
         return any(n.meta[WATCHED][0] for n in given) or any(n.meta[WATCHED][1] for n in made)
@@ -52,7 +52,7 @@ def find_overwriting(graph: Any, changes: Iterable[InplaceChange]) -> Iterator[O
         if len(taken) != 1:
             continue
         places = [*node.args, *node.kwargs.values()]
-        is_second = len(places) > 1 and places[1] is taken[0]
+        is_second = places[0] is not taken[0] and len(places) > 1 and places[1] is taken[0]
         if is_second and form.name not in COMMUTATIVE:
             continue
         (value,) = taken
@@ -68,7 +68,7 @@ def find_overwriting(graph: Any, changes: Iterable[InplaceChange]) -> Iterator[O
 def find_owners(graph: Any) -> dict[Any, str]:
     """Finds, by node of a traced FX graph, the traced node that it is part of.
 
-    Nodes that take a result apart belong to its maker; those that compute sizes to their user.
+    Nodes that take a result apart belong to its maker, nodes that compute sizes to their user.
     """
     owners: dict[Any, str] = {}
     waiting: list[Any] = []

@@ -38,9 +38,6 @@ class Activation:
     consumers: tuple[tuple[int, int], ...]
 
 
-_MAY_DRAW = ("Dropout", "Transformer", "MultiheadAttention", "LSTM", "GRU", "RNN")
-
-
 @dataclass(frozen=True, slots=True)
 class StepIndex:
     """A step as plans see it."""
@@ -56,9 +53,6 @@ class StepIndex:
     # by node, the other buffers that it changes, as spectral normalisation does: a
     # recomputation must begin with what they were
     states: tuple[tuple[int, ...], ...]
-    # by node, whether it may draw random numbers: operators that do, and modules of PyTorch with
-    # dropout, whose share may be set later
-    draws: tuple[bool, ...]
     makers: Mapping[int, Activation]  # ``made`` by the index of the storage
     # operations of forward, each with a weight's cast that it reads and autocast keeps;
     # ascending
@@ -111,10 +105,6 @@ def build_index(graph: MemoryGraph, *, keeps_frames: bool = False) -> StepIndex:
         nodes=nodes,
         statistics=tuple(statistics for statistics, _ in changed),
         states=tuple(states for _, states in changed),
-        draws=tuple(
-            any(name in node.target for name in _MAY_DRAW) or any(o.effect for o in ran)
-            for node, ran in zip(graph.nodes[:nodes], operations, strict=True)
-        ),
         makers={activation.index: activation for activation in made},
         casts=tuple(
             (at, index) for at in owners for index in graph.operations[at].reads if index in cached
@@ -206,7 +196,7 @@ def _list_made(
 
 
 def is_batch_norm(operation: Operation) -> bool:
-    """Tells whether an operator is a batch normalisation, which updates running statistics."""
+    """Returns whether an operator is a batch normalisation, which updates running statistics."""
     return "batch_norm" in operation.name
 
 

@@ -1,4 +1,4 @@
-"""The nodes that may not be recomputed, and those that no segment may begin with."""
+"""The nodes that may not be recomputed, and the nodes that no segment may begin with."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fxmem.graph import RESIDENT, Category, Effect
 from fxmem.planning.model.index import StepIndex, is_batch_norm
-from fxmem.planning.model.segments import SegmentRange, iterate_segments
+from fxmem.planning.model.segment_ranges import SegmentRange, iterate_segments
 
 _EARLY = "forward runs its backward, which would compute it again before it is over"
 _LATE_FILL = "writes to a tensor after saving it; an early-stopped recomputation would miss it"
@@ -25,7 +25,7 @@ class Limits:
     starts: Mapping[int, str]  # the nodes that no segment may begin with, by index, with the reason
 
     def allows(self, segment: SegmentRange) -> bool:
-        """Tells whether a segment, and those within it, may be recomputed."""
+        """Returns whether a segment may be recomputed, with the segments within."""
         if any(segment.start <= node < segment.stop for node in self.fixed):
             return False
         every = iterate_segments([segment])
@@ -50,7 +50,7 @@ def find_limits(step: StepIndex) -> Limits:
                 continue
             for start in range(step.makers[index].node + 1, min(node + 1, step.nodes)):
                 starts.setdefault(start, f"{graph.nodes[node].name} changes its input in place")
-    for node, statistics in enumerate(step.statistics):  # whose operator does not tell of them
+    for node, statistics in enumerate(step.statistics):  # which its operator changes unseen
         changed.update((index, max(node, changed.get(index, node))) for index in statistics)
     reasons = ((node, next(_find_reasons(step, node, changed), "")) for node in range(step.nodes))
     return Limits({node: reason for node, reason in reasons if reason}, starts)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fxmem.graph import RESIDENT, Phase
 from fxmem.planning.model.index import Activation, StepIndex
 from fxmem.planning.model.recomputation import Run, iterate_runs
-from fxmem.planning.model.segments import SegmentRange, iterate_segments
+from fxmem.planning.model.segment_ranges import SegmentRange, iterate_segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class LiveInterval:
 class SegmentIntervals:
     """The live intervals of storages, in forward and each time that they are recomputed.
 
-    ``places`` are those of the step's operations in the rewritten step.
+    ``places`` are the positions of the step's operations in the rewritten step.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class SegmentIntervals:
 
 
 def _is_input(made: Activation, segment: SegmentRange) -> bool:
-    """Tells whether an older storage is given to a segment."""
+    """Returns whether an older storage is an input of a segment."""
     return made.node < segment.start and (
         any(node in segment for node in made.readers)
         or any(first in segment and last in segment for first, last in made.consumers)

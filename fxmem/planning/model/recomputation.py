@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fxmem.planning.model.index import StepIndex
-from fxmem.planning.model.segments import SegmentRange
+from fxmem.planning.model.segment_ranges import SegmentRange
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class Run:
     trigger: int  # the operation of backward before which it runs
     first: int  # the first operation of forward that runs
     stop: int  # the operation after the last
-    done: int  # the operation of backward after which nothing of the segment is needed
+    done: int  # the operation of backward after which the segment is not needed
     # the operations of backward that end the saves of each storage that it keeps itself, and
     # not the segments within: an unpacked tensor is then its function's own (``unpack_hook``)
     saved: Mapping[int, Sequence[int]]
@@ -97,7 +97,7 @@ def plan_runs(step: StepIndex, segments: Iterable[SegmentRange], depth: int = 0)
 
 
 def iterate_runs(runs: Iterable[Run]) -> Iterator[Run]:
-    """Iterates over all runs, each before those of the segments within."""
+    """Iterates over all runs, each before the runs of the segments within."""
     for run in runs:
         yield run
         yield from iterate_runs(run.children)

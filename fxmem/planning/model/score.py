@@ -18,7 +18,7 @@ from fxmem.graph import RESIDENT, Phase
 from fxmem.planning.model.index import StepIndex
 from fxmem.planning.model.live_intervals import LiveInterval, SegmentIntervals
 from fxmem.planning.model.recomputation import Run, iterate_runs, plan_runs
-from fxmem.planning.model.segments import SegmentRange
+from fxmem.planning.model.segment_ranges import SegmentRange
 
 Ints = NDArray[np.int64]
 _SPREAD = 1 << 24
@@ -31,7 +31,9 @@ class _SegmentScore:
 
     segment: SegmentRange
     cost: float
-    done: int  # the operation after which nothing of it is needed; -1 where backward needs nothing
+    done: (
+        int  # the operation after which the segment is not needed; -1 where backward needs nothing
+    )
     read_end: int  # the operation to which forward holds what its nodes take from before it
     # operations, and the change of the live bytes during them and all later ones; behind all
     # operations, the same for what is still alive once they are over

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fxmem.graph import RESIDENT, Category, MemoryGraph, Phase
-from fxmem.memory.timeline import build_timeline
+from fxmem.memory.timeline import build_timeline, sum_lives
 from fxmem.planning.model.index import StepIndex
 from fxmem.planning.model.live_intervals import LiveInterval, SegmentIntervals
 from fxmem.planning.model.recomputation import Run, iterate_runs, plan_runs
-from fxmem.planning.model.segments import SegmentRange
+from fxmem.planning.model.segment_ranges import SegmentRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +23,12 @@ class Simulation:
     step: StepIndex
     order: tuple[tuple[int, bool], ...]  # the operations, each with whether it is recomputed
     lives: tuple[LiveInterval, ...]
-    live_bytes: tuple[int, ...]  # for each operation, the most that are live while it runs
+    live_bytes: NDArray[np.int64]  # for each operation, the most that are live while it runs
 
     @property
     def peak_bytes(self) -> int:
         """Most bytes at any moment."""
-        return max(self.live_bytes)
+        return int(self.live_bytes.max())
 
     @property
     def recomputed(self) -> Iterator[int]:
@@ -49,14 +51,11 @@ def simulate_segments(step: StepIndex, segments: Sequence[SegmentRange]) -> Simu
         places.append(len(order))
         order.append((index, False))
     lives = tuple(SegmentIntervals(step, segments, runs, places).iterate())
-    deltas = [0] * (len(order) + 1)
-    for life in lives:
-        nbytes = step.graph.storages[life.storage].nbytes
-        deltas[0 if life.born == RESIDENT else life.born] += nbytes
-        if life.died is not None:
-            deltas[life.died + 1] -= nbytes
-    workspaces = (step.graph.operations[index].workspace_bytes for index, _ in order)
-    live_bytes = tuple(map(sum, zip(accumulate(deltas[:-1]), workspaces, strict=True)))
+    storages = step.graph.storages
+    live_bytes = sum_lives(
+        ((storages[i.storage].nbytes, i.born, i.died) for i in lives), len(order)
+    )
+    live_bytes += [step.graph.operations[index].workspace_bytes for index, _ in order]
     return Simulation(step, tuple(order), lives, live_bytes)
 
 

@@ -3,7 +3,7 @@
 At the moment when the plain step holds most, a plan that holds less keeps only some of what
 forward made. Whatever else backward still needs is recomputed after that moment, from what is kept
 or recomputed after it as well. The cheapest choice of what to keep bounds every plan from below, in
-whatever order it recomputes: only one moment of it is looked at. With ``s[v]`` and ``r[v]`` for
+whatever order it recomputes: only one moment counts. With ``s[v]`` and ``r[v]`` for
 "kept" and "recomputed", ``w`` and ``c`` for bytes and cost of a value, it is the least
 ``sum c[v] r[v]`` such that
 
@@ -66,7 +66,7 @@ def bound_cost(step: StepIndex, limits: Limits, costs: Sequence[float], peak_byt
         if interval.born <= at and (interval.died is None or interval.died >= at)
     }
     kept_bytes = sum(activation.nbytes for activation in made if activation.index in alive)
-    budget = peak_bytes - (plain.live_bytes[at] - kept_bytes)
+    budget = peak_bytes - (int(plain.live_bytes[at]) - kept_bytes)
     values = _list_values(step, limits, costs, made, alive, at)
     return _solve(values, budget) if budget > 0 else math.inf
 

@@ -18,9 +18,15 @@ from fxmem.errors import UsageError
 from fxmem.graph import ModuleCall, Node
 from fxmem.planning.model.index import StepIndex
 from fxmem.planning.model.limits import Limits
-from fxmem.planning.model.modules import ModuleChoice
+from fxmem.planning.model.module_choices import ModuleChoice
 from fxmem.planning.model.score import Scorer
-from fxmem.planning.model.segments import SegmentRange, Segments, Span, iterate_segments, nest_spans
+from fxmem.planning.model.segment_ranges import (
+    SegmentRange,
+    Segments,
+    Span,
+    iterate_segments,
+    nest_spans,
+)
 
 SMALL_STEP_TRIALS = 400  # for each node, in steps so small that there is not more to try
 LARGE_STEP_NODES = 300  # from so many on, trials take so long each that there are fewer
@@ -38,24 +44,30 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """The limit on peak or cost that a search goes on near; none for the whole front."""
+    """The limit that a plan keeps, which a search goes on near; none for the whole front."""
 
-    peak_bytes: int | None = None
-    cost: float | None = None
+    budget_bytes: int | None = None  # the highest peak
+    overhead: float | None = None  # the highest added share of the step's time, or of its FLOPs
+    by_flops: bool = False  # whether costs are FLOPs
+
+    @property
+    def is_limit(self) -> bool:
+        """Whether there is a limit."""
+        return self.budget_bytes is not None or self.overhead is not None
 
     def choose(self, front: Sequence[Candidate]) -> Candidate:
         """Chooses the cheapest within the budget, else the leanest; or the leanest at the cost."""
-        if self.peak_bytes is not None:
-            return next((c for c in front if c.peak_bytes <= self.peak_bytes), front[-1])
-        assert self.cost is not None
-        return next((c for c in reversed(front) if c.cost <= self.cost), front[0])
+        if self.budget_bytes is not None:
+            return next((c for c in front if c.peak_bytes <= self.budget_bytes), front[-1])
+        assert self.overhead is not None
+        return next((c for c in reversed(front) if c.cost <= self.overhead), front[0])
 
     def list_near(self, front: Sequence[Candidate]) -> Sequence[Candidate]:
         """Lists the candidates of a front next to the goal; all where there is none."""
-        if self.peak_bytes is not None:
-            at = sum(candidate.peak_bytes > self.peak_bytes for candidate in front)
-        elif self.cost is not None:
-            at = sum(candidate.cost <= self.cost for candidate in front)
+        if self.budget_bytes is not None:
+            at = sum(candidate.peak_bytes > self.budget_bytes for candidate in front)
+        elif self.overhead is not None:
+            at = sum(candidate.cost <= self.overhead for candidate in front)
         else:
             return front
         return front[max(0, at - _NEAR) : at + _NEAR]
@@ -75,7 +87,7 @@ class PlanProblem:
         goal: The limit that the plan is to keep.
         random: The source of all random choices; its seed is fixed.
         found: All candidates that were scored, each once, by their segments.
-        front: Those that no other beats in both peak and cost, cheapest first; the first
+        front: The candidates that no other beats in both peak and cost, cheapest first; the first
             recomputes nothing.
     """
 
@@ -105,7 +117,7 @@ class PlanProblem:
         return self.step.graph.calls
 
     def allows(self, start: int, stop: int) -> bool:
-        """Tells whether the nodes from one to another, which is left out, may be a segment."""
+        """Returns whether the nodes from ``start`` up to ``stop`` may be a segment."""
         if self.whole_modules:
             return any((start, stop) in choice.spans for choice in self.modules)
         return stop <= self.step.nodes and self.limits.allows(SegmentRange(start, stop))
@@ -170,7 +182,7 @@ Proposer: TypeAlias = Callable[[PlanProblem], Iterator[Segments]]
 def run_strategy(
     problem: PlanProblem, strategy: Proposer, time_limit_s: float | None = None
 ) -> bool:
-    """Scores what a strategy proposes, and tells whether it came to its end in time."""
+    """Scores what a strategy proposes; returns whether the strategy ended in time."""
     deadline = math.inf if time_limit_s is None else time.monotonic() + time_limit_s
     for segments in strategy(problem):
         problem.score_segments(segments)

@@ -9,7 +9,7 @@ from random import Random
 
 from fxmem.planning.model.index import StepIndex
 from fxmem.planning.model.limits import Limits
-from fxmem.planning.model.segments import SegmentRange, Segments
+from fxmem.planning.model.segment_ranges import SegmentRange, Segments
 from fxmem.planning.strategies.chains.stages import list_cuts
 from fxmem.planning.strategies.problem import Goal, PlanProblem
 
@@ -43,7 +43,7 @@ def _change_near(problem: PlanProblem) -> Iterator[Segments]:
     cuts = list_cuts(problem.step, problem.limits)
     positions = sorted({start for starts in cuts for start in starts})
     goal = problem.goal
-    if goal == Goal():
+    if not goal.is_limit:
         yield from problem.limit_trials(_vary_front(problem, positions, goal), _TRIALS)
         return
     near = _vary_front(problem, positions, goal, is_near=True)
@@ -147,7 +147,7 @@ def _change(rng: Random, segments: Segments, cuts: Sequence[int], nodes: int) ->
 
 
 def _add(rng: Random, segments: Segments, cuts: Sequence[int], nodes: int) -> Segments:
-    """Adds a segment; those that it covers come to lie within it, or go."""
+    """Adds a segment; the segments that it covers become its children, or go."""
     start = rng.choice(cuts)
     at = bisect_left(cuts, start)
     reach = rng.randint(at + 1, min(at + _MOST_STAGES, len(cuts)))
@@ -158,7 +158,7 @@ def _add(rng: Random, segments: Segments, cuts: Sequence[int], nodes: int) -> Se
 
 
 def _cover(start: int, stop: int, segments: Segments) -> SegmentRange:
-    """Makes a segment around those of some that lie within it."""
+    """Makes a segment whose children are the given segments that it covers."""
     children = tuple(
         c
         for c in segments

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from random import Random
 
-from fxmem.planning.model.segments import Segments, nest_spans
+from fxmem.planning.model.segment_ranges import Segments, nest_spans
 from fxmem.planning.strategies.problem import Candidate, PlanProblem
 from fxmem.planning.strategies.small_changes import draw_neighbour
 

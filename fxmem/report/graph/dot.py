@@ -17,7 +17,7 @@ from fxmem.report.text import write_headline, write_peak, write_shape, write_sou
 from fxmem.units import format_bytes
 
 _WIDEST = 44  # columns of a name in a box
-_THICKEST = 7.0  # points of the largest edge; those of an edge without bytes are 1
+_THICKEST = 7.0  # points of the largest edge; an edge without bytes has 1
 _MANY_EDGES = 400
 
 
@@ -76,7 +76,7 @@ class Picture(graphviz.Digraph):  # type: ignore[misc]
     """
 
     def pipe(self, format: str | None = None, *, encoding: str | None = None) -> bytes | str:
-        """Draws the graph as ``svg``, ``png`` or ``pdf``; an ``encoding`` makes text of it."""
+        """Draws the graph as ``svg``, ``png`` or ``pdf``; with an ``encoding``, as text."""
         drawn = draw_dot(self.source, format or self.format)
         return drawn if encoding is None else drawn.decode(encoding)
 

@@ -190,8 +190,8 @@ def cut_tree(
 ) -> tuple[Tree, tuple[str, ...]]:
     """Closes subtrees and joins nodes that hold next to nothing; adds notes on the parts left out.
 
-    Unless a depth is given, all around the ``peak`` is open, and of the other modules those that
-    hold most, as far as there are at most ``aim`` boxes: the first figure is for any module, the
+    Unless a depth is given, all around the ``peak`` is open, and of the other modules the
+    fullest, as far as there are at most ``aim`` boxes: the first figure is for any module, the
     second for those with a large share of all bytes. Nodes that are ``noted`` are to be seen on
     their own.
     """
@@ -240,7 +240,7 @@ def _simplify(
             sizes.setdefault(index, node.output_bytes)
 
     def follows(last: Item, item: Leaf) -> bool:
-        """Tells whether an item is shown as one with the last: a view of that, or as little."""
+        """Returns whether an item is shown as one with the last: its view, or as little."""
         if isinstance(last, Tree) and last.kind is not Kind.RUN:
             return False
         before, rows = list_nodes(last), [nodes[index] for index in item.nodes]
@@ -286,7 +286,7 @@ def _measure_held(rows: Iterable[NodeRow]) -> int:
 def _open_largest(
     tree: Tree, nodes: Sequence[NodeRow], peak: frozenset[int], aim: tuple[int, int]
 ) -> Tree:
-    """Closes all modules but those around the peak, and those that hold most."""
+    """Closes all modules except the ones around the peak and the fullest."""
     opened, large_bytes = set[int](), _LARGE_SHARE * _measure_held(nodes)
     waiting: list[tuple[int, int, Tree]] = []  # modules that are shown closed, the largest first
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from fxmem.planning.plan import Plan, Segment
 from fxmem.report.document import Document, NodeRow
 from fxmem.report.graph.digraph import build_digraph
 from fxmem.report.graph.tree import (
@@ -22,6 +22,9 @@ from fxmem.report.graph.tree import (
     grow_tree,
     wrap_segments,
 )
+
+if TYPE_CHECKING:
+    from fxmem.planning.plan import Plan, Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A module or a segment whose inside is shown; ``names`` and ``copies`` as those of a box."""
+    """A module or a segment whose inside is shown; ``names`` and ``copies`` as of a box."""
 
     key: str
     kind: Kind

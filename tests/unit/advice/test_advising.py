@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 import fxmem
 from fxmem.advice.advising import advise
-from fxmem.advice.finding import Finding
 from fxmem.advice.variants import halve_inputs
+from fxmem.finding import Finding
 
 MIB = 2**20
 CODES = {

@@ -18,15 +18,14 @@ from torch.utils.checkpoint import checkpoint
 
 import fxmem
 from benchmarks.cases import import_torchvision
-from fxmem.advice.attention import find_attention
-from fxmem.advice.finders import FINDERS, find_findings
-from fxmem.advice.finding import Finding, explain_code, read_sections
+from fxmem.advice.eager_attention import find_attention
 from fxmem.advice.holding import find_cache, find_gradients, find_held_outputs
 from fxmem.advice.offloading import find_offloads
 from fxmem.advice.upcasts import find_upcasts
 from fxmem.advice.vocabulary import find_logits
 from fxmem.analysis import Analysis
 from fxmem.errors import UsageError
+from fxmem.finding import FINDERS, TEXTS, Finding, explain_code
 from fxmem.report.html import write_html
 from fxmem.report.json_report import list_finding
 from fxmem.units import format_bytes
@@ -99,7 +98,7 @@ def test_the_logits_of_a_gpt_of_12_layers(autocast: str | None, nbytes: int) -> 
     target = "examples/gpt.py:GPT(layers=12, width=768, heads=12, vocabulary=50304, context=1024)"
     options = {"loss": "cross_entropy", "autocast": autocast, "optimizer": "adamw"}
     step = fxmem.analyze(str(Path(__file__).parents[3] / target), "12x1024:int64", **options)
-    (finding,) = find_findings(step)
+    (finding,) = step.findings
     count, size = re.search(r"(\d) tensors .* hold ([\d.]+) GiB", finding.change).groups()
     assert (finding.code, count) == ("FX101", "4")
     assert float(size) == pytest.approx(nbytes * 12 * 1024 * 50304 / 2**30, rel=0.001)
@@ -108,7 +107,7 @@ def test_the_logits_of_a_gpt_of_12_layers(autocast: str | None, nbytes: int) -> 
 @pytest.mark.parametrize("words", [16, 256])
 def test_no_logits_of_a_small_vocabulary(words: int) -> None:
     step = fxmem.analyze(Language(words), ("4x512:int64", "4x512:int64"))
-    assert "FX101" not in [finding.code for finding in find_findings(step)]
+    assert "FX101" not in [finding.code for finding in step.findings]
 
 
 def test_no_logits_where_features_are_averaged() -> None:
@@ -355,7 +354,7 @@ def test_gradients_of_the_step_before() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"loop": fxmem.Loop(clip_grad=True)},
+        {"loop": "plain(clip_grad=True)"},
         {"accumulate": 2},
         {"autocast": "fp16"},
         {"set_to_none": False},
@@ -402,7 +401,7 @@ def test_activations_in_the_hosts_memory() -> None:
 
 
 def test_a_step_in_order_has_no_findings() -> None:
-    assert find_findings(fxmem.analyze(nn.Linear(64, 64), "8x64")) == ()
+    assert fxmem.analyze(nn.Linear(64, 64), "8x64").findings == ()
 
 
 def test_micro_batches_are_mended_alike() -> None:
@@ -413,21 +412,17 @@ def test_micro_batches_are_mended_alike() -> None:
 
 def test_every_report_lists_them_and_a_saved_one_has_none_to_draw() -> None:
     step = fxmem.analyze(Language(16384), ("4x512:int64", "4x512:int64"))
-    (finding,) = find_findings(step)
+    (finding,) = step.findings
     saving = format_bytes(finding.saving_bytes)
     row = f"FX101      {saving}  {finding.title}  {finding.source}\nfxmem explain FX101 says what"
     assert row in str(step)
     assert step.to_dict()["findings"] == [list_finding(finding)]
     assert f'FX101</td><td class="number">{saving}</td><td>Compute the head' in write_html(step)
-    assert (
-        find_findings(dataclasses.replace(step, graph=dataclasses.replace(step.graph, saves=())))
-        == ()
-    )
+    assert dataclasses.replace(step, graph=dataclasses.replace(step.graph, saves=())).findings == ()
 
 
 def test_each_code_is_explained() -> None:
-    assert len(FINDERS) == 6
-    assert [*read_sections()] == sorted(read_sections())
+    assert [*TEXTS] == sorted(TEXTS) and TEXTS.keys() >= FINDERS.keys()
     assert explain_code("fx104").startswith("FX104: A cache of keys and values is returned\n\n")
     assert Finding("FX104", "", "", 0, 0, "").title == "A cache of keys and values is returned"
     with pytest.raises(UsageError, match=r"unknown finding FX114 \(did you mean FX104\?\)"):

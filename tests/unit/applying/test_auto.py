@@ -118,8 +118,8 @@ def test_without_inputs_the_first_step_is_planned_for(
     planned_for = []
     make_planned = auto_module.make_planned
 
-    def watch(model: nn.Module, args: Any, kwargs: Any, **choices: Any) -> nn.Module:
-        planned: Any = make_planned(model, args, kwargs, **choices)
+    def watch(model: nn.Module, args: Any, *others: Any) -> nn.Module:
+        planned: Any = make_planned(model, args, *others)
         planned_for.append((tuple(args[0].shape), planned.plan.segments, planned.plan.style))
         return planned  # type: ignore[no-any-return]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from sample_nets.wrapped import Block, Model, count_saved, make_plan, wrap
 from torch import Tensor, nn
-from wrapped_models import Block, Model, count_saved, make_plan, wrap
 
 import fxmem
 from fxmem.errors import UsageError

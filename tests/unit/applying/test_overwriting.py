@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from running import Call
 from steps import check_same_step
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -19,7 +20,7 @@ from fxmem.applying.overwriting import (
     overwrite_by_method,
     overwrite_by_module,
 )
-from fxmem.planning.inplace.overwriting import find_inplace
+from fxmem.planning.inplace.inplace_changes import find_inplace
 from fxmem.planning.model.index import build_index
 from fxmem.planning.plan import GRAPH, Plan
 
@@ -62,6 +63,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "dropout": lambda x: F.dropout(x, 0.3, True),
     "torch's dropout": lambda x: torch.dropout(x, 0.3, train=True),
     "mask": lambda x: x.masked_fill(torch.eye(8, dtype=torch.bool), -1.0),
+    "itself": lambda x: x.addcmul(x, x, value=0.5),
     "square": lambda x: x.neg().clamp(min=-0.2),
 }
 
@@ -85,6 +87,25 @@ def test_modules_are_left_as_they_are_and_read_each_time(module: nn.Module) -> N
     if isinstance(module, nn.ELU):
         module.alpha = 3.0
         check_same_step(model, applied, torch.randn(8, 8), train=False)
+
+
+def test_what_takes_a_value_more_than_once_takes_what_is_promised() -> None:
+    def run(x: Tensor) -> Tensor:
+        x.sin().addcmul(x, x)
+        y = x.exp()
+        y.addcmul(y, y)
+        is_large = x > 1
+        is_large.masked_fill(is_large, False)
+        return x.repeat(2, 1)
+
+    model, x = Call(run), torch.randn(16, 16)
+    analysis = fxmem.analyze(model, (x,), device="cpu", mode="infer")
+    plan = fxmem.plan(analysis)
+    assert {change.node for change in plan.inplace} == {"addcmul", "addcmul_1"}
+    applied = fxmem.apply(model, plan)
+    recorded = fxmem.analyze(applied, (x,), device="cpu", mode="infer")
+    assert recorded.peak_bytes == plan.peak_bytes
+    check_same_step(model, applied, x, train=False)
 
 
 @torch.no_grad()

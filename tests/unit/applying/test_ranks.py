@@ -10,13 +10,21 @@ import torch
 from torch import nn
 
 import fxmem
-from fxmem.applying.ranks import RankPlans, choose_plan, list_ways, record_front, seek_rank_plans
+from fxmem.applying.rank_plans import (
+    RankPlans,
+    choose_plan,
+    list_ways,
+    record_front,
+    seek_rank_plans,
+)
 from fxmem.cli import main
 from fxmem.errors import InfeasibleError, UsageError
 from fxmem.parallelism.checkpointing import checkpoint_blocks
 from fxmem.parallelism.wrapping import shard_blocks
-from fxmem.planning.planner import PlanLimit, pareto
-from fxmem.report.plan_text import render_ways
+from fxmem.planning.planner import pareto
+from fxmem.planning.strategies.problem import Goal
+from fxmem.planning.text import list_way_blocks
+from fxmem.report.blocks import render_text
 
 pytestmark = pytest.mark.skipif(
     not hasattr(torch.cpu.Stream, "record_event"),
@@ -93,19 +101,21 @@ def test_ways_to_recompute(analysis: fxmem.Analysis, plans: RankPlans) -> None:
     assert [segment.fqn for segment in second.segments] == ["1", "3"]  # type: ignore[union-attr]
     assert every.peak_bytes < second.peak_bytes < analysis.peak_bytes
     assert every.overhead_flops > ways["by operator"].overhead_flops
-    text = render_ways([*ways.items()], None, chosen=front[-1], budget_bytes=second.peak_bytes)
+    text = render_text(
+        list_way_blocks([*ways.items()], None, chosen=front[-1], budget_bytes=second.peak_bytes)
+    )
     assert text.count("chosen") == 1
     assert " no" in text
 
 
 def test_limits(plans: RankPlans) -> None:
     leanest = min(record_front(plans), key=lambda plan: plan.peak_bytes)
-    by_flops = choose_plan(plans, PlanLimit(most=leanest.overhead_flops, by_flops=True))
+    by_flops = choose_plan(plans, Goal(overhead=leanest.overhead_flops, by_flops=True))
     assert by_flops.peak_bytes == leanest.peak_bytes
-    assert choose_plan(plans, PlanLimit(most=0)).segments == ()
-    assert choose_plan(plans, PlanLimit(leanest.peak_bytes)) == leanest
+    assert choose_plan(plans, Goal(overhead=0)).segments == ()
+    assert choose_plan(plans, Goal(leanest.peak_bytes)) == leanest
     with pytest.raises(InfeasibleError, match=r"no plan within 1.00 KiB was found; the leanest"):
-        choose_plan(plans, PlanLimit(1024))
+        choose_plan(plans, Goal(1024))
 
 
 def test_refusals(analysis: fxmem.Analysis, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.utils import weight_norm
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
@@ -145,24 +143,6 @@ def test_nothing_is_held_when_backward_is_over_or_its_graph_is_gone(has_backward
     assert held() is None
 
 
-@pytest.mark.parametrize("momentum", [0.1, None])
-def test_batch_statistics_are_counted_once(momentum: float | None) -> None:
-    norm = nn.BatchNorm1d(3, momentum=momentum)
-    expected = copy.deepcopy(norm)
-    before = dict(norm.named_buffers())
-    for _ in range(2):
-        x = torch.randn(5, 3)
-        expected(x).sin().sum().backward()
-        loss = checkpoint(lambda x: norm(x).sin(), x, norms=(norm,)).sum()
-        for each in (expected, norm):  # another call before backward counts
-            each(torch.ones(4, 3))
-        loss.backward()
-    assert norm.num_batches_tracked == 4
-    for name, buffer in norm.named_buffers():
-        assert buffer is before[name] and torch.equal(buffer, expected.get_buffer(name))
-    assert torch.equal(get_gradient(norm.weight), get_gradient(expected.weight))
-
-
 def test_statistics_are_themselves_again_after_an_error() -> None:
     norm = nn.BatchNorm1d(3)
     before, runs = dict(norm.named_buffers()), []
@@ -177,39 +157,6 @@ def test_statistics_are_themselves_again_after_an_error() -> None:
     with pytest.raises(KeyError):
         y.sum().backward()
     assert all(buffer is before[name] for name, buffer in norm.named_buffers())
-
-
-class Halving(nn.Module):
-    """Multiplies by a buffer that it halves each time, as spectral normalisation updates its."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("scale", torch.ones(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.scale *= 0.5
-        return (x * self.scale).sin()
-
-
-def test_other_states_begin_with_what_they_were_and_change_once() -> None:
-    module, x = Halving(), torch.randn(3, requires_grad=True)
-    buffer = module.scale
-    result = checkpoint(module, x, states=((module, "scale"),)).sum()
-    result.backward(retain_graph=True)
-    result.backward()
-    assert module.scale is buffer and buffer.tolist() == [0.5] * 3
-    assert torch.equal(get_gradient(x), 2 * 0.5 * (x * 0.5).cos())
-
-
-def test_random_numbers_are_drawn_again_and_later_ones_stay() -> None:
-    x = torch.ones(1000, requires_grad=True)
-    y = checkpoint(lambda x: F.dropout(x.exp()).sin(), x)
-    torch.manual_seed(7)
-    between = torch.get_rng_state()
-    y.sum().backward()
-    assert torch.equal(torch.get_rng_state(), between)
-    assert torch.equal(get_gradient(x) == 0, y == 0)
-    assert 300 < int((y == 0).sum()) < 700
 
 
 @pytest.mark.parametrize("is_outside", [False, True])

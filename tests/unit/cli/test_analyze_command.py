@@ -55,6 +55,22 @@ class TestResult:
         assert capsys.readouterr().out == ""
         assert json.loads(path.read_text()) == make_analysis().to_dict()
 
+    @pytest.mark.parametrize(
+        ("name", "start"),
+        [
+            ("peak.txt", "Peak 30.00 MiB in backward of block.relu, net.py:12\nnets/net.py:Net; "),
+            ("peak.log", "Peak 30.00 MiB in backward of block.relu, net.py:12\nnets/net.py:Net; "),
+            ("peak.md", "### Peak 30.00 MiB in backward of block.relu, net.py:12\n\nnets/"),
+            ("peak.csv", "over the step,total\nparameters,"),
+            ("peak.json", '{\n  "schema_version": 1,'),
+            ("peak.HTML", "<!doctype html>\n<html"),
+            ("peak.svg", "<?xml "),
+        ],
+    )
+    def test_the_suffix_decides(self, tmp_path: Path, name: str, start: str) -> None:
+        assert main([*COMMAND, "-o", str(tmp_path / name)]) == 0
+        assert (tmp_path / name).read_text().startswith(start)
+
     def test_top_and_nodes(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -14,7 +14,7 @@ import pytest
 from fxmem.cli import COMMANDS, main
 from fxmem.errors import FxmemError, TraceError
 from fxmem.planning.plan import Plan
-from fxmem.report.formats import SUFFIXES
+from fxmem.report.formats import FORMATS, list_suffixes
 
 COMMAND = ["analyze", "nets/net.py:Net"]
 LOADED_TORCH = """
@@ -171,11 +171,11 @@ NO_FOLDER = "no folder '/no/such/folder' (create it first)"
             "cannot read the report 'no.json': No such file or directory"
             " (fxmem analyze --json -o writes one)",
         ),
-        (f"{RENDER} -o peak.bmp", f"unknown output format '.bmp' (use {SUFFIXES})"),
-        (f"{RENDER} -o .svg/peak", f"'peak' has no suffix (use {SUFFIXES})"),
+        (f"{RENDER} -o peak.bmp", f"unknown output format '.bmp' (use {list_suffixes()})"),
+        (f"{RENDER} -o .svg/peak", f"'peak' has no suffix (use {list_suffixes()})"),
         (
             f"{RENDER} --format bmp",
-            "unknown output format 'bmp' (use dot, svg, png, pdf, html, pickle)",
+            f"unknown output format 'bmp' (use {', '.join(FORMATS)})",
         ),
         (f"{RENDER} --view sunset", "dot has no view 'sunset' (use graph)"),
         (f"{RENDER} --view timeline", "dot has no view 'timeline' (use svg, png, pdf)"),
@@ -207,9 +207,8 @@ NO_FOLDER = "no folder '/no/such/folder' (create it first)"
             "bad shape '8y3' (write sizes joined by x, e.g. 8x3x224x224 or 1x128:int64)",
         ),
         (
-            "analyze nets.py:Net --input 8x3 -o report.HTML",
-            "fxmem analyze writes text or JSON, not .html"
-            " (fxmem render nets.py:Net -o report.HTML does, with this step)",
+            f"{PLAN} --budget 1GiB -o plan.svg",
+            "this is not written as svg (use .html, .txt, .md, .csv, .json)",
         ),
         (
             f"{VERIFY} --plan plan.json -o /no/such/folder/a.txt",

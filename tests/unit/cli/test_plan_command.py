@@ -12,12 +12,11 @@ import pytest
 from hand_made import make_analysis
 from hand_made_plans import make_front, make_plan
 
-from fxmem.advice.finding import Finding
 from fxmem.cli import main
 from fxmem.errors import InfeasibleError
+from fxmem.finding import Finding
 from fxmem.planning import outcome, planner
-from fxmem.planning.plan import Plan
-from fxmem.report import notebook  # noqa: F401 - it takes from the planner what is replaced here
+from fxmem.planning.plan import Front, Plan
 from fxmem.units import format_bytes
 
 COMMAND = ["plan", "nets/net.py:Net"]
@@ -37,9 +36,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         calls["plan"] = kwargs
         return make_plan()
 
-    def pareto(_: Any, **kwargs: Any) -> tuple[Plan, ...]:
+    def pareto(_: Any, **kwargs: Any) -> Front:
         calls["pareto"] = kwargs
-        return make_front()
+        return Front(make_front())
 
     module = types.ModuleType("fxmem.api")
     module.analyze = analyze  # type: ignore[attr-defined]
@@ -61,6 +60,9 @@ def test_a_limit_gives_one_plan_and_none_the_table(
     assert main([*COMMAND, "--points", "5", "--style", "graph"]) == 0
     assert capsys.readouterr().out.startswith("Peak 30.00 MiB; 3 plans, down to 28.00 MiB\n")
     assert calls["pareto"] == {"points": 5, "style": "graph"}
+    assert main([*COMMAND, "-o", str(tmp_path / "front.csv")]) == 0
+    rows = (tmp_path / "front.csv").read_text().splitlines()
+    assert rows[0].startswith("peak,of the step's,") and rows[1].startswith("31457280,100.0 %,")
 
 
 @pytest.fixture

@@ -114,7 +114,7 @@ def test_a_saved_report_does_not_say_what_plans_need(
         ["--plan", str(plan), "-o", "a.pickle"],
     ):
         assert fail(capsys, "render", str(report), *arguments) == (
-            f"fxmem: error: {report} is a saved report, which lacks what plans need "
+            f"fxmem: error: {report} is a saved report, which lacks what this needs "
             "(name the model instead)"
         )
 
@@ -160,4 +160,4 @@ def test_a_page_tells_the_trade_offs_of_a_step_with_a_plan(
     ):
         assert main([*arguments, "-o", str(page)]) == 0
         assert (told in page.read_text(encoding="utf-8")) is is_told
-    assert asked == [{"style": "graph"}]
+    assert asked == [{"style": "graph", "strategy": None}]

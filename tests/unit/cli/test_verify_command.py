@@ -34,9 +34,9 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
         result: Verification = calls["result"]
         return result
 
-    module = types.ModuleType("fxmem.verifying.verify")
+    module = types.ModuleType("fxmem.verifying.proof")
     module.verify_target = verify_target  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "fxmem.verifying.verify", module)
+    monkeypatch.setitem(sys.modules, "fxmem.verifying.proof", module)
     monkeypatch.chdir(tmp_path)
     for name in ("KINETO_LOG_LEVEL", "TORCH_CPP_LOG_LEVEL"):
         monkeypatch.setenv(name, "")  # put back afterwards

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from measuring.side_by_side import compare, run_fake, run_real
 from running import Call, Runs
-from side_by_side import compare, run_fake, run_real
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
@@ -17,15 +17,15 @@ from torch.utils.checkpoint import checkpoint
 
 import fxmem
 from fxmem.kernels.functions import lower_functions
-from fxmem.kernels.registry import Target
+from fxmem.kernels.registry import Backend
 
 F = nn.functional
 
 
 @pytest.fixture
-def counted() -> tuple[Target, list[Tensor]]:
+def counted() -> tuple[Backend, list[Tensor]]:
     """A target that counts calls of ``torch.sin``."""
-    target, seen = Target("test"), []
+    target, seen = Backend("test"), []
 
     @target.function(torch.sin)
     def sin(input: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ def counted() -> tuple[Target, list[Tensor]]:
     return target, seen
 
 
-Counted = tuple[Target, list[Tensor]]
+Counted = tuple[Backend, list[Tensor]]
 
 
 class TestLowering:
@@ -73,7 +73,7 @@ class TestLowering:
             assert torch.autograd.grad(y, x) == (1,)
 
     def test_recursion_and_defaults_of_opened_functions(self) -> None:
-        with lower_functions(Target("test")):
+        with lower_functions(Backend("test")):
             assert torch.equal(torch.einsum("ij->ji", torch.eye(2)), torch.eye(2))
             assert F.softmax(torch.zeros(2), dim=0).tolist() == [0.5, 0.5]
             pooled, indices = F.max_pool2d(torch.ones(1, 2, 2), 2, return_indices=True)

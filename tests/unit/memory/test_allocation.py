@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fxmem.graph import RESIDENT, Category, MemoryGraph, Operation, Phase, Storage
 from fxmem.memory.allocation import (
-    BlockTrace,
+    AddressTrace,
     DeviceRun,
     Placement,
     allocate_graph,
@@ -166,7 +166,7 @@ def test_the_most_of_both_without_a_graph() -> None:
 FIRST = 0x7F00_0000_0000
 
 
-def list_actions(trace: BlockTrace) -> list[tuple[str, int, int, int]]:
+def list_actions(trace: AddressTrace) -> list[tuple[str, int, int, int]]:
     return [(e.action.value, e.address - FIRST, e.nbytes, index) for e, index in trace.events]
 
 

@@ -20,7 +20,7 @@ from fxmem.analysis import Analysis
 from fxmem.graph import Category, MemoryGraph, Operation, Phase, Storage
 from fxmem.memory.labels import find_updated, label_storages
 from fxmem.recording.recorder import Recorder
-from fxmem.tracing.fxgraph import iterate_tensors
+from fxmem.tracing.containers import iterate_tensors
 
 
 def change(graph: MemoryGraph, index: int, of: str = "operations", **fields: object) -> MemoryGraph:

@@ -10,7 +10,7 @@ from torch import nn
 
 import fxmem
 from fxmem.graph import Category, MemoryGraph
-from fxmem.memory.modules import Module, build_modules
+from fxmem.memory.module_tree import Module, build_modules
 
 
 def make_modules(graph: MemoryGraph | None = None) -> dict[str, Module]:

@@ -9,7 +9,7 @@ from torch.fx.passes.graph_drawer import FxGraphDrawer
 from torch.fx.passes.split_module import split_module
 
 import fxmem
-from fxmem.passes.memory_prop import MemoryProp, NodeMemory
+from fxmem.passes import MemoryProp, NodeMemory
 
 
 class Block(nn.Module):

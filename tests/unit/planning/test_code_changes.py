@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fxmem
-from fxmem.planning.inplace.overwriting import find_inplace
+from fxmem.planning.inplace.inplace_changes import find_inplace
 from fxmem.planning.model.index import build_index
 from fxmem.planning.outcome import measure_plan
 

@@ -18,7 +18,7 @@ from fxmem.analysis import Analysis
 from fxmem.api import analyze
 from fxmem.graph import MemoryGraph
 from fxmem.memory.timeline import build_timeline
-from fxmem.planning.inplace.overwriting import apply_inplace, find_inplace
+from fxmem.planning.inplace.inplace_changes import apply_inplace, find_inplace
 from fxmem.planning.model.index import build_index
 from fxmem.planning.plan import InplaceChange
 

@@ -14,9 +14,9 @@ import fxmem
 from fxmem.errors import InfeasibleError, UsageError
 from fxmem.planning.model.index import StepIndex, build_index
 from fxmem.planning.model.limits import find_limits
-from fxmem.planning.model.modules import ModuleChoice, list_modules
+from fxmem.planning.model.module_choices import ModuleChoice, list_modules
 from fxmem.planning.model.score import Scorer
-from fxmem.planning.model.segments import nest_spans
+from fxmem.planning.model.segment_ranges import nest_spans
 from fxmem.planning.plan import LimitKind
 from fxmem.planning.strategies.problem import PlanProblem, run_strategy
 from fxmem.planning.strategies.whole_modules import choose_modules

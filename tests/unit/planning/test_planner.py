@@ -65,7 +65,7 @@ def test_a_plan_needs_one_limit(
     [
         ({"mode": "infer"}, "inference saves nothing that could be recomputed (mode='train')"),
         (
-            {"loop": fxmem.Loop(retain_graph=True)},
+            {"loop": "plain(retain_graph=True)"},
             "retain_graph=True keeps the tensors that a plan would recompute"
             " (analyze it with another loop)",
         ),

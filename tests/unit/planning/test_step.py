@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 import fxmem
 from fxmem.planning.model.index import StepIndex, build_index
-from fxmem.planning.model.segments import SegmentRange
+from fxmem.planning.model.segment_ranges import SegmentRange
 from fxmem.planning.plan import fingerprint_graph
-from fxmem.planning.step import describe_segments, prepare_step
+from fxmem.planning.prepared_step import describe_segments, prepare_step
 
 
 class Block(nn.Module):
@@ -90,6 +90,21 @@ def test_segments_tell_of_what_needs_care(step: StepIndex) -> None:
     # what is after it needs it, in the inner one.
     assert first.recompute_flops % (2 * 4 * 8 * 8) == 0
     assert second.recompute_flops == 2 * 4 * 8 * 8
+
+
+@pytest.mark.parametrize(
+    ("run", "random"),
+    [
+        (lambda m, x: m.drop(m.layer(x)), True),  # whose share may be set later
+        (lambda m, x: m.layer(x) + torch.rand(()), True),
+        (lambda m, x: m.layer(x), False),
+    ],
+)
+def test_segments_that_may_draw(run: Any, random: bool) -> None:
+    index = build_index(fxmem.analyze(Running(run), ("4x8",), device="cpu").graph)
+    costs = [0.0] * len(index.graph.operations)
+    (segment,) = describe_segments(index, [SegmentRange(1, index.nodes)], costs)
+    assert segment.random is random
 
 
 def test_a_fingerprint_is_of_the_graph_and_its_shapes() -> None:

@@ -11,8 +11,8 @@ from torch import nn
 
 import fxmem
 from benchmarks.planner_cases import CASES
+from fxmem.planning.strategies.builtin import STRATEGIES
 from fxmem.planning.strategies.problem import PlanProblem
-from fxmem.planning.strategies.registry import STRATEGIES
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from allocator_peaks import check_peak
+from measuring.allocator_peaks import check_peak
 from torch import Tensor
 
 from benchmarks.cases import Case, Spec

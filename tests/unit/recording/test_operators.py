@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import fxmem
 from fxmem.kernels.cuda import CUDA
-from fxmem.kernels.registry import Call, Target
+from fxmem.kernels.registry import Backend, OperatorCall
 from fxmem.recording.ledger import Ledger
 from fxmem.recording.operators import OperatorRunner, check_dtypes, find_overwritable
 from fxmem.recording.size_hints import SizeHints
@@ -23,7 +23,7 @@ from fxmem.tracing.fakes import make_fake_mode
 aten = torch.ops.aten
 
 
-def make_runner(target: Target) -> OperatorRunner:
+def make_runner(target: Backend) -> OperatorRunner:
     return OperatorRunner(target, Ledger(target.device), SizeHints())
 
 
@@ -32,7 +32,7 @@ def run(runner: OperatorRunner, func: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def test_a_kernel_of_the_target_comes_before_pytorch_s() -> None:
-    target = Target("test")
+    target = Backend("test")
     target.kernel(aten.exp.default)(lambda x: x.new_empty(7) if x.dim() == 1 else NotImplemented)
     runner = make_runner(target)
     with make_fake_mode():
@@ -51,8 +51,8 @@ def test_what_is_computed_with_a_scalar_stays_on_the_device() -> None:
 exp = torch.ops.aten.exp.default
 
 
-def make_target(device: torch.device) -> Target:
-    target = Target("test", device=device)
+def make_target(device: torch.device) -> Backend:
+    target = Backend("test", device=device)
     target.workspace(exp)(lambda *_: 100)
     target.library(exp)(lambda *_: 200)
     target.keeper(exp)(lambda args: (("its handle", 300),))
@@ -64,7 +64,7 @@ def list_costs(device: torch.device, at: torch.device) -> tuple[object, int]:
     runner = make_runner(target)
     with make_fake_mode():
         x = torch.zeros(4, device=at)
-        call = Call((x,), {}, x)
+        call = OperatorCall((x,), {}, x)
         return runner.estimate_workspace(exp, call), runner.estimate_library_bytes(exp, call)
 
 

@@ -13,16 +13,16 @@ from fxmem.graph import NEXT_RESULT, RESIDENT, Category
 from fxmem.kernels.cuda import CUDA
 from fxmem.kernels.cuda.gpu import Gpu
 from fxmem.kernels.cuda.present_gpu import show_gpu
-from fxmem.kernels.registry import Target
+from fxmem.kernels.registry import Backend
 from fxmem.recording.ledger import NO_STORAGE
 from fxmem.recording.recorder import Recorder
 from fxmem.tracing.fakes import make_fake_mode
 
 
 @contextlib.contextmanager
-def record(target: Target | None = None) -> Iterator[Recorder]:
+def record(target: Backend | None = None) -> Iterator[Recorder]:
     """A recorder in the middle of a step."""
-    recorder = Recorder(target or Target("cpu"))
+    recorder = Recorder(target or Backend("cpu"))
     with make_fake_mode(), recorder:
         recorder.begin_step()
         yield recorder
@@ -60,7 +60,7 @@ def test_a_storage_lives_from_its_operator_to_the_last_holder(recorder: Recorder
 
 
 def test_a_stranger_was_there_all_the_time() -> None:
-    recorder = Recorder(Target("cpu"))
+    recorder = Recorder(Backend("cpu"))
     with make_fake_mode() as mode, recorder:
         recorder.begin_step()
         x = torch.zeros(4)
@@ -75,7 +75,7 @@ def test_a_stranger_was_there_all_the_time() -> None:
 
 
 def test_workspace_rises_and_falls_within_its_operator() -> None:
-    target = Target("cpu")
+    target = Backend("cpu")
     target.workspace(torch.ops.aten.exp.default)(lambda *_: 100)
     with record(target) as recorder:
         x = torch.zeros(4)
@@ -86,7 +86,7 @@ def test_workspace_rises_and_falls_within_its_operator() -> None:
 
 
 def test_blocks_and_results_come_in_the_order_of_the_kernel() -> None:
-    target = Target("cpu")
+    target = Backend("cpu")
     # A block that goes before the second result, which comes before the first; then another block.
     blocks = ((0, 100), (0, -100), (~1, 0), (~0, 0), (1, 7), (1, -7))
     target.workspace(torch.ops.aten.max.dim)(lambda *_: blocks)
@@ -122,7 +122,7 @@ def test_an_output_that_its_own_operator_saves_dies_with_it(
 
 
 def test_only_what_is_alive_is_resident() -> None:
-    recorder = Recorder(Target("cpu"))
+    recorder = Recorder(Backend("cpu"))
     with make_fake_mode(), recorder:
         output, cache, gone = torch.zeros(4), torch.zeros(2), torch.zeros(8)
         recorder.label(output, Category.OUTPUT, "output")
@@ -138,7 +138,7 @@ def test_only_what_is_alive_is_resident() -> None:
 
 
 def test_what_a_library_keeps_is_there_once_for_each_thread() -> None:
-    target = Target("cpu")
+    target = Backend("cpu")
     target.keeper(torch.ops.aten.exp.default)(lambda args: (("its workspace", 100),))
     recorder = Recorder(target)
     with make_fake_mode(), recorder:
@@ -193,7 +193,7 @@ def test_blocks_of_the_warm_up_have_names_of_their_own() -> None:
 
 
 def test_storages_and_workspaces_are_those_of_the_current_stream() -> None:
-    target = Target("cuda")
+    target = Backend("cuda")
     target.workspace(torch.ops.aten.exp.default)(lambda *_: 64)
     target.keeper(torch.ops.aten.exp.default)(lambda args: (("its workspace", 100),))
     recorder = Recorder(target)

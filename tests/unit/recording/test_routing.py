@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from profiled import measure_peaks
+from measuring.profiled import measure_peaks
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.profiler import record_function

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from profiled import list_changes
+from measuring.profiled import list_changes
 from running import Call, Runs
 from torch import Tensor, nn
 

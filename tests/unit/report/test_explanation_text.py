@@ -13,7 +13,8 @@ import fxmem
 from fxmem.analysis import Analysis
 from fxmem.cli import main
 from fxmem.errors import UsageError
-from fxmem.report.explanation_text import render_explanation
+from fxmem.report.blocks import render_text
+from fxmem.report.explanation import explain_storage
 
 
 class Net(nn.Module):
@@ -37,7 +38,7 @@ def analysis() -> Analysis:
 
 def explain(analysis: Analysis, name: str) -> dict[str, str]:
     """The rows of the first storage, by their names; those without one are joined."""
-    text = render_explanation(analysis, name)
+    text = render_text(explain_storage(analysis, name))
     rows: dict[str, str] = {"title": text.splitlines()[0]}
     for line in text.split("\n\n")[1].splitlines():
         key = line[:12].strip() or "saved by"
@@ -81,19 +82,19 @@ def test_a_storage_that_is_gone(analysis: Analysis) -> None:
 
 
 def test_names_as_a_narrow_table_shortens_them(analysis: Analysis) -> None:
-    text = render_explanation(analysis, "wi...weight.mom...")
+    text = render_text(explain_storage(analysis, "wi...weight.mom..."))
     assert text.startswith("wi...weight.mom... holds 128.00 KiB at the peak\n")
 
 
 def test_several_storages_of_one_name(analysis: Analysis) -> None:
-    text = render_explanation(analysis, "...")
+    text = render_text(explain_storage(analysis, "..."))
     assert text.count("\nstorage ") == 5
     assert text.rstrip().splitlines()[-1].startswith("... and ")
 
 
 def test_a_view_is_the_storage_that_it_shares() -> None:
     net = Runs(lambda net, x: net.last(x).flatten().exp(), last=nn.Linear(8, 64))
-    text = render_explanation(fxmem.analyze(net, "64x8"), "flatten")
+    text = render_text(explain_storage(fxmem.analyze(net, "64x8"), "flatten"))
     assert "made by     aten.addmm in forward of last" in text
 
 
@@ -106,7 +107,7 @@ def test_a_view_is_the_storage_that_it_shares() -> None:
 )
 def test_a_name_that_nothing_has(analysis: Analysis, name: str, error: str) -> None:
     with pytest.raises(UsageError, match=error):
-        render_explanation(analysis, name)
+        explain_storage(analysis, name)
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hand_made import make_analysis
 from hand_made_plans import make_plan
-from snapshots import replay_forwards
+from measuring.snapshots import replay_forwards
 from torch import nn
 
 import fxmem

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from fxmem.memory.modules import Module
-from fxmem.report.module_table import write_modules
+from fxmem.memory.module_tree import Module
+from fxmem.report.module_table import list_modules
 
 
 def make_block(fqn: str, parameters: int = 4, live_bytes: int = 1024) -> Module:
@@ -10,8 +10,8 @@ def make_block(fqn: str, parameters: int = 4, live_bytes: int = 1024) -> Module:
 
 
 def list_cells(model: Module, depth: int = 3) -> list[tuple[str, ...]]:
-    table = write_modules(model, "net.py:Net", depth)
-    return [(row[0], row[1], row[3], row[-1]) for row in table.rows]
+    table = list_modules(model, "net.py:Net", depth)
+    return [tuple(str(row[at]) for at in (0, 1, 3, -1)) for row in table.rows]
 
 
 MODEL = Module(
@@ -32,7 +32,7 @@ def test_equal_modules_that_follow_each_other_are_one_row_of_sums() -> None:
         ("- h2", "Block", "7", "1.00 KiB"),
         ("- - fc", "Linear", "7", "1.00 KiB"),
     ]
-    assert write_modules(MODEL, "Net").rest.endswith("a row of several the sums of all.")
+    assert list_modules(MODEL, "Net").rest.endswith("a row of several the sums of all.")
 
 
 def test_a_depth_leaves_out_what_lies_deeper() -> None:

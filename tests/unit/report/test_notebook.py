@@ -16,9 +16,7 @@ from hand_made_plans import make_front, make_plan, make_verification
 import fxmem
 from fxmem.batching.record import MaxBatch
 from fxmem.planning.plan import Front, Plan
-from fxmem.report.document import build_document
 from fxmem.report.graph import engine
-from fxmem.report.text import render_text
 
 GPT = "examples/gpt.py:GPT(layers=2)"
 
@@ -41,7 +39,7 @@ def show(value: Any) -> str:
 
 
 def test_printed_is_the_report_and_repr_a_line(analysis: fxmem.Analysis) -> None:
-    assert f"{analysis}\n" == render_text(build_document(analysis))
+    assert f"{analysis}\n" == analysis.to_text()
     assert repr(analysis) == (
         f"Analysis(model={GPT!r}, inputs=('2x64:int64',), mode='train', device='cuda', "
         f"peak_bytes={analysis.peak_bytes})"

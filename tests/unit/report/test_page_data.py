@@ -12,7 +12,7 @@ from pictures import make_row
 
 from fxmem.analysis import Analysis
 from fxmem.graph import MemoryGraph
-from fxmem.memory.modules import Module
+from fxmem.memory.module_tree import Module
 from fxmem.planning.outcome import PlannedStep
 from fxmem.report.document import build_document
 from fxmem.report.page_data import NONE, ModuleRow, build_page_data, list_modules

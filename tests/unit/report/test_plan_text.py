@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import pytest
 from hand_made import make_analysis, make_graph
@@ -9,17 +12,13 @@ from hand_made_plans import MIB, make_front, make_plan
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxmem.advice.finding import Finding
+from fxmem.finding import Finding
 from fxmem.graph import Phase, SourceLocation
 from fxmem.memory.liveness import Peak
-from fxmem.planning.plan import Limit, LimitKind, Plan
-from fxmem.report.plan_text import (
-    list_front_blocks,
-    list_plan_blocks,
-    render_advice,
-    write_limit,
-)
-from fxmem.report.tables import join_blocks, measure_width
+from fxmem.planning.plan import Front, Limit, LimitKind, Plan
+from fxmem.planning.text import LimitBytes, list_advice_blocks
+from fxmem.report.blocks import render_text
+from fxmem.report.tables import measure_width
 from fxmem.report.text import write_subject
 from fxmem.units import parse_bytes
 
@@ -27,11 +26,15 @@ SETUP = make_analysis().setup
 
 
 def render_plan(plan: Plan, peak: Peak | None = None, width: int | None = None) -> str:
-    return join_blocks(list_plan_blocks(plan, SETUP, peak, width))
+    """The report on a plan of a step whose peak with the plan is given."""
+    step: Any = SimpleNamespace(setup=SETUP, nodes=(), peak=peak)
+    with mock.patch("fxmem.planning.text.find_planned_step", lambda *_: peak and step):
+        return dataclasses.replace(plan, analysis=step).to_text(width=width)
 
 
 def render_front(plans: Sequence[Plan], width: int | None = None) -> str:
-    return join_blocks(list_front_blocks(plans, SETUP, width))
+    step: Any = SimpleNamespace(setup=SETUP)
+    return Front(dataclasses.replace(plan, analysis=step) for plan in plans).to_text(width=width)
 
 
 def move_peak(phase: Phase, node: int | None) -> Peak:
@@ -120,7 +123,7 @@ def test_a_front_of_one_plan_says_so() -> None:
 
 @given(st.integers(0, 1 << 45))
 def test_a_peak_in_the_table_is_a_budget_that_its_plan_keeps(nbytes: int) -> None:
-    text = write_limit(nbytes)
+    text = str(LimitBytes(nbytes))
     assert nbytes <= parse_bytes(text) <= nbytes * 1.011 + 1
 
 
@@ -152,8 +155,8 @@ fxmem explain FX301 shows the code before and after.
 
 
 def test_advice_after_a_plan_and_by_itself() -> None:
-    assert render_advice(ADVICE, 30 * MIB) == ADVICE_TEXT
-    text = render_advice(ADVICE, 30 * MIB, SETUP)
+    assert render_text(list_advice_blocks(ADVICE, 30 * MIB)) == ADVICE_TEXT
+    text = render_text(list_advice_blocks(ADVICE, 30 * MIB, SETUP))
     assert text == f"Peak 30.00 MiB\n{write_subject(SETUP)}\n\n{ADVICE_TEXT}"
     expected = "No other change that was tried lowers the peak by 0.5 % or 1 MiB.\n"
-    assert render_advice((), 30 * MIB) == expected
+    assert render_text(list_advice_blocks((), 30 * MIB)) == expected

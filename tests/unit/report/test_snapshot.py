@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hand_made import make_analysis, memory_graphs
 from hypothesis import given, settings
-from snapshots import OPCODES, list_opcodes, replay_backwards, replay_forwards
+from measuring.snapshots import OPCODES, list_opcodes, replay_backwards, replay_forwards
 from torch import nn
 from torch.cuda import _memory_viz
 
@@ -16,7 +16,6 @@ import fxmem
 from fxmem.analysis import Analysis
 from fxmem.graph import MemoryGraph
 from fxmem.memory.allocator import AllocatorSettings
-from fxmem.report.json_report import read_analysis
 from fxmem.report.snapshot import build_snapshot, write_snapshot
 
 
@@ -119,11 +118,11 @@ def test_the_users_line_comes_first_and_names_the_node() -> None:
 
 
 def test_a_saved_report_of_cuda_does_not_say_where_blocks_lie(steady: fxmem.Analysis) -> None:
-    saved = read_analysis(steady.to_json())
+    saved = Analysis.from_json(steady.to_json())
     with pytest.raises(fxmem.UsageError) as caught:
         write_snapshot(saved)
     assert str(caught.value) == (
         "a saved report lacks the addresses of CUDA's blocks (name the model instead)"
     )
     cpu = make_analysis()
-    assert build_snapshot(read_analysis(cpu.to_json())) == build_snapshot(cpu)
+    assert build_snapshot(Analysis.from_json(cpu.to_json())) == build_snapshot(cpu)

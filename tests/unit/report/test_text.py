@@ -3,21 +3,20 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hand_made import add_first_step, make_analysis, make_graph
 
 from fxmem.analysis import Analysis
 from fxmem.graph import Phase, SourceLocation
-from fxmem.report.document import build_document
 from fxmem.report.tables import measure_width
-from fxmem.report.text import render_text
 
 EVIL = "fc\x1b[2J\n1"
 
 
-def render(analysis: Analysis, **options: object) -> str:
-    return render_text(build_document(analysis), **options)
+def render(analysis: Analysis, **options: Any) -> str:
+    return analysis.to_text(**options)
 
 
 def move_peak(phase: Phase, node: int | None, reads: tuple[int, ...] = ()) -> Analysis:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hand_made_plans import make_verification
 
-from fxmem.report.verify_text import describe_difference
+from fxmem.verifying.text import describe_difference
 from fxmem.verifying.verification import Difference, Kind, Promise, StepFigures
 
 EQUAL = make_verification(
@@ -102,7 +102,7 @@ def test_a_planned_step_that_fails_has_no_figures() -> None:
         ),
         (
             Difference(1, Kind.OUTPUT, "output", "value", None, "'\x1b'", "''"),
-            r"step 1: output output is '\x1b', with the plan ''",
+            "step 1: output output is '\x1b', with the plan ''",
         ),
     ],
 )

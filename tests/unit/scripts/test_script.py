@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import torch
+from measuring.snapshots import replay_forwards
 from running import Call
-from snapshots import replay_forwards
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -23,7 +23,6 @@ import fxmem
 from benchmarks.allocator_trace import check
 from fxmem import Category, FxmemError, Phase, ScriptRun, TraceError, UsageError
 from fxmem.gpus import CONTEXT_BYTES
-from fxmem.report.json_report import read_analysis
 
 MODEL = """
 import copy, math, os, sys
@@ -571,7 +570,10 @@ def test_a_side_stream_reserves_memory_of_its_own(write: Write, tmp_path: Path) 
     assert (result.difference, result.reserved_bytes) == ("", beside.reserved_bytes)
     storages = beside.to_dict()["storages"]
     assert [s.get("stream", 0) for s in storages] == [s.stream for s in beside.graph.storages]
-    assert read_analysis(json.dumps(beside.to_dict())).graph.storages[-1].stream in (0, 1)
+    assert fxmem.Analysis.from_json(json.dumps(beside.to_dict())).graph.storages[-1].stream in (
+        0,
+        1,
+    )
 
 
 BLOCKS = """
@@ -800,8 +802,8 @@ split.register_fake(torch.empty_like)
 
 
 def test_operators_of_extensions_are_named(write: Write) -> None:
-    reason = "what kernels of extensions take is unknown"
-    note = f"Memory inside fxmem_test::split is not counted: {reason}."
+    hint = "counted as 0 (fxmem.register_workspace)"
+    note = f"The workspace of fxmem_test::split is not known: {hint}."
     script = write("torch.ops.fxmem_test.split(torch.ones(8, device='cuda')).relu()")
     assert fxmem.run(str(script)).notes == (note,)
     model = Call(lambda x: torch.ops.fxmem_test.split(x).relu())

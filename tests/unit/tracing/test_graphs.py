@@ -16,8 +16,10 @@ from torch import Tensor, fx, nn
 import fxmem
 from benchmarks.cases import vision
 from fxmem.kernels.cpu import CPU
+from fxmem.recording.loops import infer
 from fxmem.recording.losses import resolve_loss
-from fxmem.recording.step import Recording, Step, record_step
+from fxmem.recording.step import Recording, record_step
+from fxmem.recording.training import Step
 from fxmem.tracing.fakes import make_fake_mode
 from fxmem.tracing.swapping import swap_in_fakes
 
@@ -71,7 +73,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 def record(model: nn.Module, shape: tuple[int, ...], **settings: bool) -> Recording:
     mode = make_fake_mode()
     with mode, swap_in_fakes(model, mode, (torch.empty(shape),), train=False) as (args, kwargs, _):
-        step = Step(model, args, kwargs, False, resolve_loss(None), None)
+        step = Step(model, args, kwargs, False, resolve_loss(None), None, infer)
         return record_step(step, CPU, **settings)
 
 

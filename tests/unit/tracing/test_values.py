@@ -8,7 +8,7 @@ import types
 from typing import Any
 
 import pytest
-import raising
+import sample_nets.raising as raising
 import torch
 from running import Runs
 from torch import Tensor, nn

@@ -20,8 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 import fxmem
 from fxmem.errors import TraceError, UsageError
+from fxmem.verifying.proof import verify_target
 from fxmem.verifying.verification import Difference, Kind
-from fxmem.verifying.verify import verify_target
 
 
 class Net(nn.Module):

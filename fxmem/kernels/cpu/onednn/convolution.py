@@ -15,6 +15,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from torch._prims_common import make_channels_last_strides_for, make_contiguous_strides_for
 
 from fxmem.kernels.cpu.onednn import library as onednn
 from fxmem.kernels.cpu.onednn.library import longs
@@ -95,11 +96,8 @@ class Layouts:
 
 def dense_strides(sizes: Sizes, channels_last: bool) -> Sizes:
     """Strides of a new tensor, contiguous or channels last."""
-    order = [0, *range(2, len(sizes)), 1] if channels_last else list(range(len(sizes)))
-    strides, step = [0] * len(sizes), 1
-    for dim in reversed(order):
-        strides[dim], step = step, step * sizes[dim]
-    return tuple(strides)
+    make = make_channels_last_strides_for if channels_last else make_contiguous_strides_for
+    return tuple(make(sizes))
 
 
 def product_bytes(sizes: Sizes, dtype: torch.dtype) -> int:
@@ -114,7 +112,7 @@ def mkldnn_forward_bytes(problem: Problem) -> int:
     weight and output in the primitive's layouts; the first three go before ``mkldnn_to_dense``
     allocates the output. Under channels last the output comes first and is written in place.
     """
-    layouts = forward_layouts(problem)
+    layouts = find_layouts(problem, "forward", problem.bias_dtype)
     output_bytes = product_bytes(problem.output_sizes, problem.dtype)
     trace = PeakTrace()
     if problem.channels_last:
@@ -138,7 +136,7 @@ def mkldnn_backward_bytes(problem: Problem, mask: tuple[bool, ...]) -> int:
     """
     trace, last = PeakTrace(), problem.channels_last
     if mask[0]:
-        layouts = backward_input_layouts(problem)
+        layouts = find_layouts(problem, "backward_data")
         gradient_bytes = product_bytes(problem.input_sizes, problem.dtype)
         if last:
             trace.allocate(gradient_bytes)
@@ -150,7 +148,7 @@ def mkldnn_backward_bytes(problem: Problem, mask: tuple[bool, ...]) -> int:
             _to_dense(trace, gradient_bytes, layouts)
         trace.free(result)
     if mask[1] or mask[2]:
-        layouts = backward_weight_layouts(problem, mask[2])
+        layouts = find_layouts(problem, "backward_weights", problem.dtype if mask[2] else None)
         bias_bytes = problem.output_sizes[1] * problem.dtype.itemsize if mask[2] else 0
         weight_bytes = product_bytes(problem.weight_sizes, problem.dtype)
         operands = layouts.output_bytes + layouts.input_bytes + layouts.scratchpad_bytes
@@ -180,121 +178,93 @@ class _Descriptors:
     def __init__(self, scope: onednn.Scope, problem: Problem) -> None:
         self.scope, self.problem = scope, problem
         dtype, last = problem.dtype, problem.channels_last
-        input_strides = dense_strides(problem.input_sizes, last)
-        output_strides = dense_strides(problem.output_sizes, last)
+        self.sizes = (problem.input_sizes, problem.weight_sizes, problem.output_sizes)
         weight_sizes, weight_strides = problem.grouped_weight()
-        self.user_input = scope.memory(problem.input_sizes, dtype, input_strides)
-        self.user_output = scope.memory(problem.output_sizes, dtype, output_strides)
-        self.user_weight = scope.memory(weight_sizes, dtype, weight_strides)
-        self.input = self.user_input if last else scope.memory(problem.input_sizes, dtype)
-        self.output = self.user_output if last else scope.memory(problem.output_sizes, dtype)
+        self.user = tuple(
+            scope.memory(sizes, dtype, strides)
+            for sizes, strides in (
+                (problem.input_sizes, dense_strides(problem.input_sizes, last)),
+                (weight_sizes, weight_strides),
+                (problem.output_sizes, dense_strides(problem.output_sizes, last)),
+            )
+        )
+        self.input = self.user[0] if last else scope.memory(problem.input_sizes, dtype)
         self.weight = scope.memory(weight_sizes, dtype)
+        self.output = self.user[2] if last else scope.memory(problem.output_sizes, dtype)
 
-    def bias(self, dtype: torch.dtype | None) -> ctypes.c_void_p:
-        """Descriptor of the bias, null without one."""
-        if dtype is None:
-            return ctypes.c_void_p()
-        return self.scope.memory((self.problem.output_sizes[1],), dtype)
-
-    def forward(self, bias_dtype: torch.dtype | None) -> ctypes.c_void_p:
-        """The forward primitive, which backward ones take as a hint."""
+    def make(self, kind: str, bias_dtype: torch.dtype | None) -> ctypes.c_void_p:
+        """Makes a primitive; backward ones take the forward one as a hint."""
+        is_forward = kind == "forward"
+        biases = []
+        if kind != "backward_data":
+            sizes = (self.problem.output_sizes[1],)
+            no_bias = ctypes.c_void_p()
+            biases.append(self.scope.memory(sizes, bias_dtype) if bias_dtype else no_bias)
         return self.scope.primitive(
-            f"{self.problem.kind}_forward",
-            ctypes.c_int(onednn.FORWARD_TRAINING),
+            f"{self.problem.kind}_{kind}",
+            *([ctypes.c_int(onednn.FORWARD_TRAINING)] if is_forward else []),
             self.problem.algorithm,
-            self.input, self.weight, self.bias(bias_dtype), self.output,
+            self.input, self.weight, *biases, self.output,
             *self.problem.geometry(),
+            *([] if is_forward else [self.make("forward", bias_dtype)]),
             self.scope.library.attributes,
         )  # fmt: skip
 
-    def needed_bytes(self, primitive: ctypes.c_void_p, what: int, user: ctypes.c_void_p) -> int:
-        """Bytes of an operand in the primitive's layout; 0 if the user's layout is that."""
-        wanted = self.scope.library.query(primitive, what)
-        if self.scope.library.equal(user, wanted):
-            return 0
-        return self.scope.library.size_bytes(wanted)
+    def measure(self, primitive: ctypes.c_void_p, at: int, query: int, is_made: bool) -> int:
+        """Measures an operand in the primitive's layout; 0 if that is the user's."""
+        library = self.scope.library
+        wanted = library.query(primitive, query)
+        if is_made:
+            is_used = self.problem.channels_last and at != _WEIGHT
+        else:
+            is_used = library.equal(self.user[at], wanted)
+        return 0 if is_used else library.size_bytes(wanted)
 
-    def is_permuted(self, primitive: ctypes.c_void_p, what: int, sizes: Sizes) -> bool:
-        """Tells whether a new activation is channels last though the operands are contiguous."""
+    def is_permuted(self, primitive: ctypes.c_void_p, at: int, query: int) -> bool:
+        """Returns whether a new activation is channels last though the operands are contiguous."""
         if self.problem.channels_last:
             return False
         dtype, library = self.problem.dtype, self.scope.library
-        made = library.query(primitive, what)
+        made = library.query(primitive, query)
         contiguous, last = (
-            self.scope.memory(sizes, dtype, dense_strides(sizes, flag)) for flag in (False, True)
+            self.scope.memory(self.sizes[at], dtype, dense_strides(self.sizes[at], flag))
+            for flag in (False, True)
         )
         return library.equal(last, made) and not library.equal(contiguous, made)
 
-    def size_bytes(self, primitive: ctypes.c_void_p, what: int) -> int:
-        """Bytes of an operand in the primitive's layout."""
-        return self.scope.library.size_bytes(self.scope.library.query(primitive, what))
+
+_WEIGHT = 1
+_OPERANDS = {
+    "forward": ((onednn.QUERY_SRC, False), (onednn.QUERY_WEIGHTS, False), (onednn.QUERY_DST, True)),
+    "backward_data": (
+        (onednn.QUERY_DIFF_SRC, True),
+        (onednn.QUERY_WEIGHTS, False),
+        (onednn.QUERY_DIFF_DST, False),
+    ),
+    "backward_weights": (
+        (onednn.QUERY_SRC, False),
+        (onednn.QUERY_DIFF_WEIGHTS, True),
+        (onednn.QUERY_DIFF_DST, False),
+    ),
+}
+"""By primitive: how to ask for input, weight and output, and whether it makes them."""
 
 
 @functools.lru_cache(maxsize=4096)
-def forward_layouts(problem: Problem) -> Layouts:
-    """Layouts of the forward primitive."""
+def find_layouts(problem: Problem, kind: str, bias_dtype: torch.dtype | None = None) -> Layouts:
+    """Finds the layouts of a primitive, which is one of ``_OPERANDS``."""
 
     def question(scope: onednn.Scope) -> Layouts:
         descriptors = _Descriptors(scope, problem)
-        primitive = descriptors.forward(problem.bias_dtype)
-        return Layouts(
-            descriptors.needed_bytes(primitive, onednn.QUERY_SRC, descriptors.user_input),
-            descriptors.needed_bytes(primitive, onednn.QUERY_WEIGHTS, descriptors.user_weight),
-            0 if problem.channels_last else descriptors.size_bytes(primitive, onednn.QUERY_DST),
-            descriptors.size_bytes(primitive, onednn.QUERY_SCRATCHPAD),
-            descriptors.is_permuted(primitive, onednn.QUERY_DST, problem.output_sizes),
+        primitive = descriptors.make(kind, bias_dtype)
+        operands = list(enumerate(_OPERANDS[kind]))
+        x, weight, out = (descriptors.measure(primitive, at, *operand) for at, operand in operands)
+        scratchpad = scope.library.query(primitive, onednn.QUERY_SCRATCHPAD)
+        is_permuted = any(
+            descriptors.is_permuted(primitive, at, query)
+            for at, (query, is_made) in operands
+            if is_made and at != _WEIGHT
         )
-
-    return onednn.ask(question, Layouts())
-
-
-@functools.lru_cache(maxsize=4096)
-def backward_input_layouts(problem: Problem) -> Layouts:
-    """Layouts of the primitive that computes the input's gradient."""
-
-    def question(scope: onednn.Scope) -> Layouts:
-        descriptors = _Descriptors(scope, problem)
-        primitive = scope.primitive(
-            f"{problem.kind}_backward_data",
-            problem.algorithm,
-            descriptors.input, descriptors.weight, descriptors.output,
-            *problem.geometry(),
-            descriptors.forward(None),
-            scope.library.attributes,
-        )  # fmt: skip
-        made = problem.channels_last
-        return Layouts(
-            0 if made else descriptors.size_bytes(primitive, onednn.QUERY_DIFF_SRC),
-            descriptors.needed_bytes(primitive, onednn.QUERY_WEIGHTS, descriptors.user_weight),
-            descriptors.needed_bytes(primitive, onednn.QUERY_DIFF_DST, descriptors.user_output),
-            descriptors.size_bytes(primitive, onednn.QUERY_SCRATCHPAD),
-            descriptors.is_permuted(primitive, onednn.QUERY_DIFF_SRC, problem.input_sizes),
-        )
-
-    return onednn.ask(question, Layouts())
-
-
-@functools.lru_cache(maxsize=4096)
-def backward_weight_layouts(problem: Problem, with_bias: bool) -> Layouts:
-    """Layouts of the primitive that computes the gradients of the weight and the bias."""
-
-    def question(scope: onednn.Scope) -> Layouts:
-        descriptors = _Descriptors(scope, problem)
-        bias_dtype = problem.dtype if with_bias else None
-        primitive = scope.primitive(
-            f"{problem.kind}_backward_weights",
-            problem.algorithm,
-            descriptors.input, descriptors.weight, descriptors.bias(bias_dtype),
-            descriptors.output,
-            *problem.geometry(),
-            descriptors.forward(bias_dtype),
-            scope.library.attributes,
-        )  # fmt: skip
-        return Layouts(
-            descriptors.needed_bytes(primitive, onednn.QUERY_SRC, descriptors.user_input),
-            descriptors.size_bytes(primitive, onednn.QUERY_DIFF_WEIGHTS),
-            descriptors.needed_bytes(primitive, onednn.QUERY_DIFF_DST, descriptors.user_output),
-            descriptors.size_bytes(primitive, onednn.QUERY_SCRATCHPAD),
-        )
+        return Layouts(x, weight, out, scope.library.size_bytes(scratchpad), is_permuted)
 
     return onednn.ask(question, Layouts())

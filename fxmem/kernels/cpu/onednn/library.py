@@ -111,7 +111,7 @@ class Library:
         return found
 
     def equal(self, left: ctypes.c_void_p, right: int | None) -> bool:
-        """Tells whether two memory descriptors are the same."""
+        """Returns whether two memory descriptors are the same."""
         return bool(self._functions["dnnl_memory_desc_equal"](left, ctypes.c_void_p(right)))
 
 

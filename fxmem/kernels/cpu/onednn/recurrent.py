@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch._prims_common import make_contiguous_strides_for
 
 from fxmem.kernels.cpu.onednn import library as onednn
-from fxmem.kernels.registry import CPU, Call, as_tensor, storage_bytes
+from fxmem.kernels.registry import CPU, OperatorCall, as_tensor
 from fxmem.kernels.workspace import PeakTrace, dense_bytes, size_bytes
 
 # oneapi/dnnl/dnnl_types.h
@@ -64,10 +65,7 @@ class _Descriptors:
         ]
 
     def _dense(self, dtype: torch.dtype, *sizes: int) -> ctypes.c_void_p:
-        strides, step = [0] * len(sizes), 1
-        for dim in reversed(range(len(sizes))):
-            strides[dim], step = step, step * sizes[dim]
-        return self.scope.memory(sizes, dtype, strides)
+        return self.scope.memory(sizes, dtype, make_contiguous_strides_for(sizes))
 
     def operands(self, dtype: torch.dtype) -> list[ctypes.c_void_p]:
         """Everything that one pass reads and writes, in one type.
@@ -134,8 +132,13 @@ def _find_needs(problem: _Problem, backward: bool) -> _Needs:
     return onednn.ask(question, _Needs())
 
 
+def find_reserve_bytes(input_: Tensor, hidden: Tensor, reverse: object) -> int:
+    """Finds the bytes that a training forward hands to its backward; 0 if oneDNN is not asked."""
+    return _find_needs(_problem(input_, hidden, reverse, True), backward=False).workspace_bytes
+
+
 @CPU.workspace("mkldnn_rnn_layer")
-def _layer(call: Call) -> int:
+def _layer(call: OperatorCall) -> int:
     """RNN.cpp, ``mkldnn_rnn_layer``: the sum of the biases, and what the primitive needs.
 
     It trains if gradients are enabled, whatever the module's mode is.
@@ -143,18 +146,12 @@ def _layer(call: Call) -> int:
     input_, hidden = call.tensor(0), call.tensor(5)
     problem = _problem(input_, hidden, call.args[7], torch.is_grad_enabled())
     needs = _find_needs(problem, backward=False)
-    copied = dense_bytes(input_)
-    return (
-        copied
-        + _GATES * problem.hidden * input_.element_size()
-        + needs.weights_bytes
-        + needs.scratchpad_bytes
-        + max(0, needs.workspace_bytes - storage_bytes(call.outputs[3]))
-    )
+    biases = _GATES * problem.hidden * input_.element_size()
+    return dense_bytes(input_) + biases + needs.weights_bytes + needs.scratchpad_bytes
 
 
 @CPU.workspace("mkldnn_rnn_layer_backward")
-def _layer_backward(call: Call) -> int:
+def _layer_backward(call: OperatorCall) -> int:
     """RNN.cpp, ``mkldnn_rnn_layer_backward``; ``ideep::lstm_backward::compute``.
 
     Zeros for missing gradients, contiguous copies of others, the sum of the biases; float copies

@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxmem.kernels.cuda.gpu import CUDA, current_gpu
-from fxmem.kernels.registry import Call, as_tensor
+from fxmem.kernels.cuda.gpu import CUDA
+from fxmem.kernels.registry import OperatorCall
 from fxmem.kernels.workspace import size_bytes
 from fxmem.versions.operators import aten
 
 _FLOAT = 4
-_LENGTH = 4
 _forward = aten._scaled_dot_product_cudnn_attention.default
 _backward = aten._scaled_dot_product_cudnn_attention_backward.default
 
@@ -57,15 +56,12 @@ def _outputs(
 
 
 @CUDA.workspace(_backward)
-def _backward_buffers(call: Call) -> int:
+def _backward_buffers(call: OperatorCall) -> int:
     """``CompositeSDPABackwardNode``: the query's gradient in float, and a sum for each row.
 
-    Until cuDNN 9.15.0 also the lengths, where that of the keys is no multiple of 128. A gradient
-    whose last dimension is strided is copied (``permute_to_matching_layout``).
+    A gradient whose last dimension is strided is copied (``permute_to_matching_layout``).
     """
-    grad, query, key = (as_tensor(arg) for arg in call.args[:3])
+    grad, query = call.tensor(0), call.tensor(1)
     rows = query.numel() // query.shape[3]
     copied = 0 if grad.stride(-1) == 1 else size_bytes(grad)
-    is_padded = current_gpu().cudnn_version <= 91500 and key.shape[2] % 128
-    lengths = 2 * query.shape[0] * _LENGTH if is_padded else 0
-    return copied + rows * (query.shape[3] + 1) * _FLOAT + lengths
+    return copied + rows * (query.shape[3] + 1) * _FLOAT

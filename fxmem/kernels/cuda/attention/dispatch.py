@@ -27,7 +27,7 @@ from fxmem.kernels.cuda.attention.backends import (
 )
 from fxmem.kernels.cuda.gpu import CUDA, current_gpu, current_state, is_on_gpu
 from fxmem.kernels.cuda.pointwise import dropout
-from fxmem.kernels.registry import Call
+from fxmem.kernels.registry import OperatorCall
 from fxmem.patching import patch
 from fxmem.tracing.compiled import patch_when_imported
 from fxmem.versions.operators import aten
@@ -196,7 +196,7 @@ def _repeat_heads(
 
 
 @CUDA.workspace("_safe_softmax")
-def _safe_softmax(call: Call) -> int:
+def _safe_softmax(call: OperatorCall) -> int:
     """``_safe_softmax``: where the scores are minus infinity, and in which rows all are.
 
     Beside them a zero, which is written to such rows of the result.
@@ -213,7 +213,7 @@ _MODULE = "torch.nn.attention.flex_attention"
 
 @CUDA.context
 def refuse_flex_attention() -> contextlib.AbstractContextManager[None]:
-    """Has ``torch.nn.attention.flex_attention.flex_attention`` say that it is not analysed.
+    """Makes ``torch.nn.attention.flex_attention.flex_attention`` say that it is not analysed.
 
     It hands itself to the compiler, and without one computes with whole matrices of scores.
     """

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from fxmem.kernels.cuda.attention.backends import read_settings
 from fxmem.kernels.cuda.attention.flash import round_up
-from fxmem.kernels.cuda.gpu import CUDA, current_gpu
-from fxmem.kernels.registry import Call, as_tensor, storage_bytes
+from fxmem.kernels.cuda.gpu import CUDA, current_gpu, measure_shared_memory
+from fxmem.kernels.registry import OperatorCall, as_tensor, storage_bytes
 from fxmem.kernels.workspace import PeakTrace, size_bytes
 from fxmem.versions.operators import aten
 
@@ -33,8 +33,6 @@ _MAX_SPLIT_WORK = 200
 _MAX_BATCH = 65535
 """Larger batches are attended to in chunks of this size."""
 _MASK_ALIGNMENT = 16
-_SHARED_KIB = {(7, 0): 96, (7, 2): 96, (7, 5): 64, (8, 0): 163, (8, 7): 163, (9, 0): 227}
-_SHARED_KIB_OF_MAJOR = {8: 99, 10: 227, 11: 227, 12: 99}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +93,7 @@ def _outputs(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: An
     Raises:
         RuntimeError: If there is dropout in a batch that goes in chunks, as on a GPU.
     """
-    if query.shape[0] > _MAX_BATCH and Call(args, kwargs).get(2, "dropout_p"):
+    if query.shape[0] > _MAX_BATCH and OperatorCall(args, kwargs).get(2, "dropout_p"):
         raise RuntimeError(
             "Efficient attention cannot produce valid seed and offset outputs when the batch size "
             f"exceeds ({_MAX_BATCH})."
@@ -106,8 +104,8 @@ def _outputs(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: An
 
 
 @CUDA.workspace("_scaled_dot_product_efficient_attention")
-def _forward(call: Call) -> int:
-    """``_scaled_dot_product_efficient_attention_cuda``: results of chunks beside those of all.
+def _forward(call: OperatorCall) -> int:
+    """``_scaled_dot_product_efficient_attention_cuda``: results of chunks beside the whole.
 
     The first chunk's live to the end. ``output_accum`` is the result in float, where a block does
     not hold whole rows.
@@ -144,7 +142,7 @@ def _gradients(*args: Any, **kwargs: Any) -> Any:
 
 
 @CUDA.workspace("_scaled_dot_product_efficient_attention_backward")
-def _backward(call: Call) -> int:
+def _backward(call: OperatorCall) -> int:
     """``_scaled_dot_product_efficient_attention_backward_cuda``: gradients of chunks beside all."""
     operands = [as_tensor(arg) for arg in call.args[:4]]
     has_dropout = bool(call.get(9, "dropout_p"))
@@ -186,8 +184,6 @@ def _backward_bytes(operands: Sequence[Tensor], has_dropout: bool) -> int:
 def choose_kernel(query: Tensor, value: Tensor, has_dropout: bool) -> _Kernel:
     """``dispatch_cutlassB``: the first kernel that takes the head dimensions and fits.
 
-    A block's shared memory: CUDA's programming guide, Technical Specifications per Capability.
-
     Raises:
         RuntimeError: If there is none, as on a GPU.
     """
@@ -197,14 +193,14 @@ def choose_kernel(query: Tensor, value: Tensor, has_dropout: bool) -> _Kernel:
         kernels = {torch.float16: _HALF_SM80, torch.bfloat16: _BFLOAT_SM80}.get(dtype, _FLOAT_SM80)
     else:
         kernels = _HALF_SM70 if dtype == torch.float16 else _FLOAT_SM70
-    available_kib = _SHARED_KIB.get(capability) or _SHARED_KIB_OF_MAJOR.get(capability[0], 96)
+    available = measure_shared_memory(max(capability, (7, 0)))
     head_dim = max(query.shape[3], value.shape[3])
     for kernel in kernels:
         shared = kernel.shared_dropout_bytes if has_dropout else kernel.shared_bytes
         is_for_small = kernel.max_head_dim == 96
         if is_for_small and capability not in ((8, 6), (8, 9)):
             continue
-        if head_dim <= kernel.max_head_dim and shared and shared <= available_kib * 1024:
+        if head_dim <= kernel.max_head_dim and shared and shared <= available:
             return kernel
     raise RuntimeError("cutlassB: no kernel found to launch!")
 

@@ -13,12 +13,11 @@ from torch import Tensor
 
 from fxmem.kernels.cuda.attention.backends import read_settings
 from fxmem.kernels.cuda.gpu import CUDA, current_gpu
-from fxmem.kernels.registry import Call, as_tensor
+from fxmem.kernels.registry import OperatorCall, as_tensor
 from fxmem.kernels.workspace import size_bytes
 
 _ROWS = 128
 _FLOAT = 4
-_RANDOM_STATE = 16
 _MAX_SPLITS = 128
 
 
@@ -32,17 +31,16 @@ def _round_head_dim(head_dim: int) -> int:
 
 
 @CUDA.workspace("_scaled_dot_product_flash_attention")
-def _forward(call: Call) -> int:
+def _forward(call: OperatorCall) -> int:
     """``mha_fwd``: for each part of the keys a result and the logarithm of its sum, in float.
 
-    With dropout keys are not split; the state of the random numbers is made anew.
+    With dropout keys are not split.
     """
     query, key = call.tensor(0), call.tensor(1)
-    dropout = call.get(3, "dropout_p")
-    if dropout:
-        return _RANDOM_STATE
+    if call.get(3, "dropout_p"):
+        return 0
     batch, heads, queries, head_dim = query.shape
-    if queries == 1 and heads > key.shape[1]:  # those of a group become its queries
+    if queries == 1 and heads > key.shape[1]:  # the heads of a group become its queries
         queries, heads = heads // key.shape[1], key.shape[1]
     splits = count_splits(
         batch * heads * -(-queries // 64),
@@ -76,11 +74,11 @@ def _single(number: float) -> float:
 
 
 @CUDA.workspace("_scaled_dot_product_flash_attention_backward")
-def _backward(call: Call) -> int:
+def _backward(call: OperatorCall) -> int:
     """``_flash_attention_backward``, ``mha_bwd``.
 
     The gradient and the result in the order batch, row, head; per row a sum, and the gradient of
-    the query in float; where heads share keys, those of keys and values for every head.
+    the query in float; where heads share keys, gradients of keys and values for every head.
     """
     grad, query, key, _value, result = (as_tensor(value) for value in call.args[:5])
     batch, heads, queries, head_dim = query.shape

@@ -7,6 +7,8 @@ Source: ``native_multi_head_attention_cuda`` in
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
@@ -15,7 +17,7 @@ from fxmem.kernels.common.in_place import linear
 from fxmem.kernels.cuda.attention.backends import AttentionCall
 from fxmem.kernels.cuda.attention.dispatch import choose, scaled_dot_product_attention
 from fxmem.kernels.cuda.gpu import CUDA, is_on_gpu
-from fxmem.kernels.registry import Call
+from fxmem.kernels.registry import OperatorCall
 from fxmem.kernels.workspace import size_bytes
 from fxmem.versions.operators import aten
 
@@ -24,32 +26,18 @@ _MAX_PERSISTENT_BYTES = 4096
 
 
 @CUDA.function(torch._native_multi_head_attention)
-def native_multi_head_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    embed_dim: int,
-    num_head: int,
-    qkv_weight: Tensor,
-    qkv_bias: Tensor,
-    proj_weight: Tensor,
-    proj_bias: Tensor,
-    mask: Tensor | None = None,
-    need_weights: bool = True,
-    average_attn_weights: bool = True,
-    mask_type: int | None = None,
-) -> tuple[Tensor, Tensor | None]:
+def native_multi_head_attention(*args: Any) -> tuple[Tensor, Tensor | None]:
     """``native_multi_head_attention_cuda``.
 
     Without a mask one tensor attends to itself by the fused kernels, if one takes the heads of the
     inputs before they are projected; else scores are made. The split projections live to the end,
     and the context takes the place of the queries among them.
     """
-    if not is_on_gpu(query):
-        return torch._native_multi_head_attention(
-            query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias,
-            mask, need_weights, average_attn_weights, mask_type,
-        )  # fmt: skip
+    if not is_on_gpu(args[0]):
+        return torch._native_multi_head_attention(*args)
+    query, key, value, _embed_dim, num_head = args[:5]
+    qkv_weight, qkv_bias, proj_weight, proj_bias = args[5:9]
+    mask, need_weights, average_attn_weights, mask_type = args[9:]
     if query is key is value and not need_weights:
         split = _split_heads(query, num_head)
         backend = choose(AttentionCall(split, split, split, mask))
@@ -89,7 +77,7 @@ def _split_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def _project(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
-    """``qkv_projection``: one product if all are the same, else those of each, joined."""
+    """``qkv_projection``: one product if all are the same, else one for each, joined."""
     if query is key is value:
         return torch.matmul(query, weight.t())
     width = query.shape[2]
@@ -108,38 +96,16 @@ def _join(context: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 @CUDA.function(torch._transformer_encoder_layer_fwd)
-def transformer_encoder_layer(
-    src: Tensor,
-    embed_dim: int,
-    num_heads: int,
-    qkv_weight: Tensor,
-    qkv_bias: Tensor,
-    proj_weight: Tensor,
-    proj_bias: Tensor,
-    use_gelu: bool,
-    norm_first: bool,
-    eps: float,
-    norm_weight_1: Tensor,
-    norm_bias_1: Tensor,
-    norm_weight_2: Tensor,
-    norm_bias_2: Tensor,
-    ffn_weight_1: Tensor,
-    ffn_bias_1: Tensor,
-    ffn_weight_2: Tensor,
-    ffn_bias_2: Tensor,
-    mask: Tensor | None = None,
-    mask_type: int | None = None,
-) -> Tensor:
+def transformer_encoder_layer(*args: Any) -> Tensor:
     """``transformer_encoder_layer_forward``: residuals are added in place."""
-    attention = (qkv_weight, qkv_bias, proj_weight, proj_bias)
-    if not is_on_gpu(src):
-        return torch._transformer_encoder_layer_fwd(
-            src, embed_dim, num_heads, *attention, use_gelu, norm_first, eps, norm_weight_1,
-            norm_bias_1, norm_weight_2, norm_bias_2, ffn_weight_1, ffn_bias_1, ffn_weight_2,
-            ffn_bias_2, mask, mask_type,
-        )  # fmt: skip
+    if not is_on_gpu(args[0]):
+        return torch._transformer_encoder_layer_fwd(*args)
+    src, embed_dim, num_heads, *attention = args[:7]
+    use_gelu, norm_first, eps, *norms = args[7:14]
+    norm_weight_1, norm_bias_1, norm_weight_2, norm_bias_2 = norms
+    ffn_weight_1, ffn_bias_1, ffn_weight_2, ffn_bias_2, mask, mask_type = args[14:]
     if not src.numel():
-        return src.clone()
+        return torch.empty_like(src)
     x = src
     if norm_first:
         x = torch.layer_norm(x, [embed_dim], norm_weight_1, norm_bias_1, eps, True)
@@ -179,7 +145,7 @@ def _masked_softmax_outputs(
 
 
 @CUDA.workspace("_masked_softmax")
-def _masked_softmax(call: Call) -> int:
+def _masked_softmax(call: OperatorCall) -> int:
     """``masked_softmax_cuda``: rows too long for its kernel are filled, then go to softmax.
 
     Beside the filled scores lies a result that is not used.

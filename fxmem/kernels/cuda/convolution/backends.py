@@ -12,16 +12,17 @@ from enum import Enum
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
-from fxmem.kernels.cuda.layouts import fits_32_bits, suggest_format
+from fxmem.kernels.cuda.layouts import fits_32_bits
 
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _FEW_CHANNELS = 32
 _MAX_INDEX = 2**31 - 1
 
 
-class Backend(Enum):
-    """``ConvBackend``, of those that serve CUDA."""
+class ConvBackend(Enum):
+    """The values of ``ConvBackend`` that serve CUDA."""
 
     CUDNN = "cuDNN"
     DEPTHWISE = "a kernel of PyTorch for one channel at a time"
@@ -59,19 +60,19 @@ def suggest_common_format(first: Tensor, second: Tensor) -> torch.memory_format:
     last = _LAST.get(second.dim())
     if last is None or torch.float64 in (first.dtype, second.dtype):
         return torch.contiguous_format
-    found = (suggest_format(first), suggest_format(second))
+    found = (suggest_memory_format(first), suggest_memory_format(second))
     return last if last in found else torch.contiguous_format
 
 
-def select_backend(x: Tensor, weight: Tensor, geometry: Geometry) -> Backend:
+def select_backend(x: Tensor, weight: Tensor, geometry: Geometry) -> ConvBackend:
     """``_select_conv_backend``, for tensors of four or five dimensions."""
     if 0 in x.shape[:2]:
-        return Backend.EMPTY
+        return ConvBackend.EMPTY
     groups = geometry.groups
     if not geometry.transposed and x.shape[1] == groups > 1 and weight.shape[0] % groups == 0:
         takes_cudnn = _takes_cudnn_depthwise(x, weight, geometry)
-        return Backend.CUDNN if takes_cudnn else Backend.DEPTHWISE
-    return Backend.CUDNN if _takes_cudnn(x, weight, geometry) else Backend.COLUMNS
+        return ConvBackend.CUDNN if takes_cudnn else ConvBackend.DEPTHWISE
+    return ConvBackend.CUDNN if _takes_cudnn(x, weight, geometry) else ConvBackend.COLUMNS
 
 
 def _takes_cudnn(x: Tensor, weight: Tensor, geometry: Geometry) -> bool:

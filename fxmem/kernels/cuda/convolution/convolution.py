@@ -3,8 +3,8 @@
 Source: ``aten/src/ATen/native/Convolution.cpp``, ``_convolution`` and ``convolution_backward``;
 ``cudnn/ConvShared.cpp``, ``cuda/DepthwiseConv2d.cu``. cuDNN's own workspace is its choice: its
 heuristics, or a benchmark, choose a plan, and a plan a workspace. Where that was measured
-(:func:`_estimate_reordered_bytes`) it is counted; else :func:`estimate_cudnn_workspace_range` says
-what it may be.
+(:func:`_estimate_reordered_bytes`) it is counted; else :func:`limit_cudnn_workspace` says how large
+it may be.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 from fxmem.kernels.cuda.convolution.backends import (
-    Backend,
+    ConvBackend,
     Geometry,
     select_backend,
     suggest_common_format,
 )
 from fxmem.kernels.cuda.gpu import CUDA, current_gpu, is_on_gpu
-from fxmem.kernels.cuda.layouts import suggest_format
 from fxmem.kernels.cuda.reduction.reductions import Layout, add, reduce_bytes
-from fxmem.kernels.registry import Call, Workspace, as_tensor, storage_bytes
+from fxmem.kernels.registry import OperatorCall, Workspace, as_tensor, storage_bytes
 from fxmem.kernels.workspace import BlockTrace, dense_bytes, is_dense_in, size_bytes
 from fxmem.versions.operators import aten
 
@@ -69,7 +69,7 @@ def _densify_line(x: Tensor) -> tuple[Tensor, int]:
 def _choose_format(x: Tensor, weight: Tensor, args: Sequence[object]) -> torch.memory_format:
     """Chooses it for result and gradients: cuDNN's operands decide, other kernels have planes."""
     geometry = _make_geometry(args, x.dim() - 2)
-    if x.dim() == 3 or select_backend(x, weight, geometry) is not Backend.CUDNN:
+    if x.dim() == 3 or select_backend(x, weight, geometry) is not ConvBackend.CUDNN:
         return torch.contiguous_format
     return suggest_common_format(x, weight)
 
@@ -97,17 +97,22 @@ def convolution_backward(grad_output: Tensor, input: Tensor, weight: Tensor, *ar
 
 
 @CUDA.workspace("convolution")
-def _convolution(call: Call) -> Workspace:
+def _convolution(call: OperatorCall) -> Workspace:
     """Convolution.cpp, ``_convolution``."""
     geometry = _make_geometry(call.args[3:], call.tensor(0).dim() - 2)
     x, copied = _densify_line(call.tensor(0))
     weight = _view_4d(call.tensor(1))
     backend = select_backend(x, weight, geometry)
-    if backend is Backend.EMPTY:
+    if backend is ConvBackend.EMPTY:
         return copied
-    if backend is Backend.COLUMNS:
-        return copied + dense_bytes(x) + dense_bytes(weight) + _columns_bytes(x, weight, geometry)
-    if backend is Backend.DEPTHWISE:
+    if backend is ConvBackend.COLUMNS:
+        return (
+            copied
+            + dense_bytes(x)
+            + dense_bytes(weight)
+            + _columns_bytes(x, weight, call.result, geometry)
+        )
+    if backend is ConvBackend.DEPTHWISE:
         return copied + dense_bytes(x) + dense_bytes(weight)
     memory_format = suggest_common_format(x, weight)
     trace = BlockTrace()
@@ -119,36 +124,29 @@ def _convolution(call: Call) -> Workspace:
     return trace.finish()
 
 
-def _columns_bytes(x: Tensor, weight: Tensor, geometry: Geometry) -> int:
+def _columns_bytes(x: Tensor, weight: Tensor, out: Tensor, geometry: Geometry) -> int:
     """cuda/ConvolutionMM2d.cu and the like: for an image, the input under each kernel position."""
-    kernel = math.prod(weight.shape[2:])
-    if geometry.transposed:
-        return weight.shape[1] * kernel * math.prod(x.shape[2:]) * x.element_size()
-    sizes = zip(
-        x.shape[2:], weight.shape[2:], geometry.stride, geometry.padding, geometry.dilation,
-        strict=True,
-    )  # fmt: skip
-    pixels = math.prod((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sizes)
-    return weight.shape[1] * kernel * pixels * x.element_size()
+    pixels = math.prod((x if geometry.transposed else out).shape[2:])
+    return math.prod(weight.shape[1:]) * pixels * x.element_size()
 
 
 @CUDA.workspace("convolution_backward")
-def _convolution_backward(call: Call) -> int:
+def _convolution_backward(call: OperatorCall) -> int:
     """Convolution.cpp, ``convolution_backward``: the gradients one after the other."""
     geometry, mask = _make_geometry(call.args[4:], call.tensor(1).dim() - 2), call.args[10]
     grad, weight = _view_4d(call.tensor(0)), _view_4d(call.tensor(2))
     x, copied = _densify_line(call.tensor(1))
     backend = select_backend(x, weight, geometry)
     later = [storage_bytes(call.outputs[at:]) for at in (1, 2)]
-    if backend is Backend.CUDNN:
+    if backend is ConvBackend.CUDNN:
         reordered = _estimate_reordered_bytes(x, weight, grad, geometry)
         inside = _cudnn_backward_bytes(grad, x, weight, mask, later, reordered)
-    elif backend is Backend.DEPTHWISE:
+    elif backend is ConvBackend.DEPTHWISE:
         operands = [dense_bytes(grad), mask[1] * dense_bytes(x), mask[0] * dense_bytes(weight)]
         inside = sum(operands) - later[1]
-    elif backend is Backend.COLUMNS:
+    elif backend is ConvBackend.COLUMNS:
         operands = [dense_bytes(y) for y in (grad, x, weight)]
-        inside = sum(operands) + _columns_bytes(x, weight, geometry) - later[1]
+        inside = sum(operands) + _columns_bytes(x, weight, grad, geometry) - later[1]
     else:
         inside = 0
     dims = [0, *range(2, grad.dim())]
@@ -166,7 +164,7 @@ def _cudnn_backward_bytes(
 ) -> int:
     """ConvShared.cpp, ``cudnn_convolution_backward``; beyond the gradients that are there by then.
 
-    ``later`` are the bytes of those that are made after the input's, and after the weight's;
+    ``later`` are the bytes of the gradients made after the input's, and after the weight's;
     ``reordered_bytes`` is cuDNN's workspace for each of the two.
     """
     held = 0
@@ -174,9 +172,9 @@ def _cudnn_backward_bytes(
     if mask[1] and not is_dense_in(x, memory_format):
         held += size_bytes(x)
         x = torch.empty_like(x, memory_format=memory_format)
-    if suggest_format(grad) != suggest_format(x):  # ``grad_output_t.to``
+    if suggest_memory_format(grad) != suggest_memory_format(x):  # ``grad_output_t.to``
         held += size_bytes(grad)
-        grad = torch.empty_like(grad, memory_format=suggest_format(x))
+        grad = torch.empty_like(grad, memory_format=suggest_memory_format(x))
     peak = 0
     if mask[0]:
         memory_format = suggest_common_format(grad, weight)
@@ -200,7 +198,7 @@ def _estimate_reordered_bytes(x: Tensor, weight: Tensor, out: Tensor, geometry: 
     multi-token attention, six lengths, where the weight's gradient takes 0.7 to 1.1 MB more).
     The same benchmark on a B200 shows other workspaces, down to none. Float32, several groups,
     transposed convolutions and three dimensions nobody measured. All that is in
-    :func:`estimate_cudnn_workspace_range` alone. Each operand may stand for its gradient.
+    :func:`limit_cudnn_workspace` alone. Each operand may stand for its gradient.
     """
     cores_from = _TENSOR_CORES.get(x.dtype)
     if cores_from is None or not cores_from <= current_gpu().capability < _BLACKWELL:
@@ -211,8 +209,8 @@ def _estimate_reordered_bytes(x: Tensor, weight: Tensor, out: Tensor, geometry: 
     return _pad_channels(x, weight, out)
 
 
-def estimate_cudnn_workspace_range(x: Tensor, weight: Tensor, out: Tensor) -> tuple[int, int]:
-    """The least and the most that cuDNN's plan for a convolution is likely to ask for.
+def limit_cudnn_workspace(x: Tensor, weight: Tensor, out: Tensor) -> int:
+    """Returns the most that cuDNN's plan for a convolution is likely to ask for.
 
     Many plans need none: implicit products in channels last, and direct ones. Plans for tensor
     cores reorder contiguous operands into channels last, with channels padded to the width that
@@ -222,17 +220,17 @@ def estimate_cudnn_workspace_range(x: Tensor, weight: Tensor, out: Tensor) -> tu
     """
     parts = weight.numel() * 4
     if suggest_common_format(x, weight) != torch.contiguous_format:
-        return 0, parts
-    return 0, _pad_channels(x, weight, out) + parts
+        return parts
+    return _pad_channels(x, weight, out) + parts
 
 
 @CUDA.library("convolution")
-def _forward_library(call: Call) -> int:
+def _forward_library(call: OperatorCall) -> int:
     return _limit_workspace(call.tensor(0), call.tensor(1), call.result, call.args[3:])
 
 
 @CUDA.library("convolution_backward")
-def _backward_library(call: Call) -> int:
+def _backward_library(call: OperatorCall) -> int:
     """Gradients of input and weight come one after the other, from tensors of the same shapes."""
     grad, x, weight = (as_tensor(arg) for arg in call.args[:3])
     return _limit_workspace(x, weight, grad, call.args[4:])
@@ -240,10 +238,10 @@ def _backward_library(call: Call) -> int:
 
 def _limit_workspace(x: Tensor, weight: Tensor, out: Tensor, args: Sequence[object]) -> int:
     """The most that cuDNN is likely to take above what is counted as the operator's workspace."""
-    _, most = estimate_cudnn_workspace_range(x, weight, out)
+    most = limit_cudnn_workspace(x, weight, out)
     geometry = _make_geometry(args, x.dim() - 2)
     x, weight, out = _view_4d(x), _view_4d(weight), _view_4d(out)
-    if select_backend(x, weight, geometry) is not Backend.CUDNN:
+    if select_backend(x, weight, geometry) is not ConvBackend.CUDNN:
         return most
     return most - _estimate_reordered_bytes(x, weight, out, geometry)
 

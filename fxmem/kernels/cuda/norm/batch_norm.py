@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 from fxmem.kernels.cuda.gpu import CUDA, is_on_gpu
-from fxmem.kernels.cuda.layouts import accumulate_type, fits_32_bits, reshape_bytes, suggest_format
+from fxmem.kernels.cuda.layouts import accumulate_type, fits_32_bits, reshape_bytes
 from fxmem.kernels.cuda.reduction.reductions import reduce_pair_bytes, spread
-from fxmem.kernels.registry import Call, as_tensor, storage_bytes
+from fxmem.kernels.registry import OperatorCall, as_tensor, storage_bytes
 from fxmem.kernels.workspace import PeakTrace, is_dense_in
 from fxmem.versions.operators import aten
 
@@ -52,7 +53,7 @@ def batch_norm(input: Tensor, *args: Any) -> Tensor:
     )
     if not takes_cudnn:
         return torch.batch_norm(input, *args)
-    dense = input.contiguous(memory_format=suggest_format(input))
+    dense = input.contiguous(memory_format=suggest_memory_format(input))
     operands = [None if x is None else x.contiguous() for x in args[:4]]
     outputs = aten.cudnn_batch_norm.default(dense, *operands, training, momentum, eps)
     result: Tensor = outputs[0]
@@ -83,7 +84,7 @@ def cudnn_batch_norm(input: Tensor, weight: Tensor, *args: Any) -> tuple[Tensor,
     """
     training = args[3]
     saved = input.shape[1] if training else 0
-    output = torch.empty_like(input, memory_format=suggest_format(input))
+    output = torch.empty_like(input, memory_format=suggest_memory_format(input))
     reserve = input.new_empty(0, dtype=torch.uint8)
     return output, weight.new_empty(saved), weight.new_empty(saved), reserve
 
@@ -165,7 +166,7 @@ def native_batch_norm(input: Tensor, *_args: Any) -> Any:
 
 
 @CUDA.workspace(*_FORWARD)
-def _forward(call: Call) -> int:
+def _forward(call: OperatorCall) -> int:
     """``batch_norm_cuda_out``: statistics first; then factors that are not given, as scalars."""
     x, training = call.tensor(0), call.args[-3] is True
     kernel, wide = _choose(x), accumulate_type(x.dtype)
@@ -193,7 +194,7 @@ def native_batch_norm_backward(
     if output_mask[0]:
         memory_format = torch.contiguous_format
         if not _is_fused(grad_out, input, train, output_mask):
-            memory_format = suggest_format(input)
+            memory_format = suggest_memory_format(input)
         grad_input = torch.empty_like(input, memory_format=memory_format)
     like = input if weight is None else weight
     factors = [like.new_empty(input.shape[1]) if wanted else None for wanted in output_mask[1:]]
@@ -201,7 +202,7 @@ def native_batch_norm_backward(
 
 
 def _is_fused(grad: Tensor, x: Tensor, train: bool, mask: Sequence[bool]) -> bool:
-    """Tells whether one kernel makes all gradients."""
+    """Returns whether one kernel makes all gradients."""
     return (
         (train or mask[1] or mask[2])
         and mask[0]
@@ -212,7 +213,7 @@ def _is_fused(grad: Tensor, x: Tensor, train: bool, mask: Sequence[bool]) -> boo
 
 
 @CUDA.workspace("native_batch_norm_backward")
-def _backward(call: Call) -> int:
+def _backward(call: OperatorCall) -> int:
     grad, x = call.tensor(0), call.tensor(1)
     weight, mean, invstd = call.args[2], call.args[3], call.args[6]
     train, mask = call.args[7] is True, call.args[9]

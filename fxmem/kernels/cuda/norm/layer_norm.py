@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 from fxmem.kernels.autocast.policies import follow_autocast
 from fxmem.kernels.cuda.gpu import CUDA, current_gpu, is_on_gpu
 from fxmem.kernels.cuda.layouts import accumulate_type
 from fxmem.kernels.cuda.reduction.reductions import Layout, add, reduce_bytes
-from fxmem.kernels.registry import Call
-from fxmem.kernels.workspace import PeakTrace, dense_bytes, is_like_channels_last
+from fxmem.kernels.registry import OperatorCall
+from fxmem.kernels.workspace import PeakTrace, copy_operands, dense_bytes
 from fxmem.versions.operators import aten
 
 # aten/src/ATen/native/cuda/layer_norm_kernel.cu, ``LaunchGammaBetaBackwardCUDAKernel``.
@@ -45,21 +46,17 @@ def native_layer_norm(
     return _dense_like(input), *(input.new_empty(shape, dtype=wide) for _ in range(2))
 
 
-@CUDA.workspace("native_layer_norm")
-def _layer_norm(call: Call) -> int:
-    """``layer_norm_cuda``: contiguous operands."""
-    return _copies_bytes(call.args[0], *call.args[2:4])
+CUDA.workspace("native_layer_norm")(copy_operands(0, 2, 3))  # ``layer_norm_cuda``
 
 
-@CUDA.workspace("native_layer_norm_backward")
-def _layer_norm_backward(call: Call) -> int:
-    """``layer_norm_backward_cuda``: contiguous operands, and partial sums."""
-    copies = _copies_bytes(*call.args[:2], *call.args[5:7])
+@CUDA.workspace("native_layer_norm_backward", "_fused_rms_norm_backward")
+def _backward(call: OperatorCall) -> int:
+    """``layer_norm_backward_cuda``, ``_fused_rms_norm_backward_cuda``.
+
+    Contiguous operands, but for the statistics, and partial sums.
+    """
+    copies = sum(dense_bytes(x) for x in call.args[:7] if isinstance(x, Tensor))
     return copies + _partial_bytes(call.tensor(1), call.args[2], call.outputs[1:])
-
-
-def _copies_bytes(*operands: object) -> int:
-    return sum(dense_bytes(x) for x in operands if isinstance(x, Tensor))
 
 
 def _partial_bytes(x: Tensor, normalized: Sequence[int], gradients: Sequence[object]) -> int:
@@ -95,7 +92,7 @@ def group_norm(input: Tensor, num_groups: int, *operands: Any, **named: Any) -> 
 
 
 @CUDA.workspace("native_group_norm")
-def _group_norm(call: Call) -> int:
+def _group_norm(call: OperatorCall) -> int:
     """aten/src/ATen/native/cuda/group_norm_kernel.cu: scale and shift by image and channel."""
     x, pixels = call.tensor(0), int(str(call.args[5]))
     if pixels == 1 or (call.args[1] is None and call.args[2] is None):
@@ -104,7 +101,7 @@ def _group_norm(call: Call) -> int:
 
 
 @CUDA.workspace("native_group_norm_backward")
-def _group_norm_backward(call: Call) -> int:
+def _group_norm_backward(call: OperatorCall) -> int:
     """``GroupNormBackwardKernelImplInternal``: two sums and three factors.
 
     The sums are allocated for one pixel, too, and not used.
@@ -152,7 +149,7 @@ def rms_norm(
 ) -> Tensor:
     """aten/src/ATen/native/layer_norm.cpp, ``rms_norm_symint``: one kernel, or several."""
     mixed = weight is not None and weight.dtype != input.dtype
-    if not is_on_gpu(input) or mixed or is_like_channels_last(input.shape, input.stride()):
+    if not is_on_gpu(input) or mixed or suggest_memory_format(input) != torch.contiguous_format:
         return torch.rms_norm(input, normalized_shape, weight, eps)
     apply: Any = _FusedRmsNorm.apply
     result: Tensor = apply(input, weight, list(normalized_shape), eps)
@@ -183,14 +180,4 @@ def fused_rms_norm_backward(
     return tuple(None if x is None or not wanted else _dense_like(x) for x, wanted in operands)
 
 
-@CUDA.workspace("_fused_rms_norm")
-def _rms_norm(call: Call) -> int:
-    """``_fused_rms_norm_cuda``: contiguous operands."""
-    return _copies_bytes(call.args[0], call.get(2, "weight"))
-
-
-@CUDA.workspace("_fused_rms_norm_backward")
-def _rms_norm_backward(call: Call) -> int:
-    """``_fused_rms_norm_backward_cuda``: contiguous operands, and partial sums."""
-    copies = _copies_bytes(*call.args[:2], call.args[4])
-    return copies + _partial_bytes(call.tensor(1), call.args[2], call.outputs[1:])
+CUDA.workspace("_fused_rms_norm")(copy_operands(0, 2))  # ``_fused_rms_norm_cuda``

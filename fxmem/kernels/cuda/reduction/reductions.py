@@ -13,7 +13,7 @@ from torch._prims_common import compute_elementwise_output_strides
 from fxmem.graph import Blocks, measure_blocks
 from fxmem.kernels.cuda.gpu import CUDA
 from fxmem.kernels.cuda.reduction.iterator import Kernel, make_reduction, take_reduction
-from fxmem.kernels.registry import Call
+from fxmem.kernels.registry import OperatorCall
 from fxmem.kernels.workspace import BlockTrace, size_bytes
 from fxmem.versions.operators import find_operators
 
@@ -159,7 +159,7 @@ def _register(
     """
     names = {value.name: at for at, value in enumerate(overload._schema.arguments)}
 
-    def estimate(call: Call) -> Blocks:
+    def estimate(call: OperatorCall) -> Blocks:
         trace, x = BlockTrace(), call.tensor(0)
         out = call.get_result(0) if isinstance(call.outputs, (tuple, list)) else call.result
         dims = call.get(names["dim"], "dim") if "dim" in names else None
@@ -210,7 +210,7 @@ for _overloads, _kernel in (
 
 
 @CUDA.workspace("logsumexp")
-def _logsumexp(call: Call) -> int:
+def _logsumexp(call: OperatorCall) -> int:
     """ReduceOps.cpp, ``logsumexp_out_impl``: maxima, and the shifted exponentials' sum."""
     x, out = call.tensor(0), call.result
     dims, keepdim = call.args[1], bool(call.get(2, "keepdim"))
@@ -223,14 +223,3 @@ def _logsumexp(call: Call) -> int:
 def _make_histogram(x: Tensor, bins: int = 100, *_range: object) -> Tensor:
     """cuda/SummaryOps.cu, ``_histc_cuda``: counts integers too, which the CPU refuses."""
     return x.new_empty((bins,))
-
-
-@CUDA.workspace("histc")
-def _histogram(call: Call) -> int:
-    """``_histc_cuda_template``: the extremes, where no range is given; counts in shared memory."""
-    x = call.tensor(0)
-    least, most = (call.get(2 + i, n) or 0 for i, n in enumerate(("min", "max")))
-    if least != most or not x.numel():
-        return 0
-    found = reduce_bytes(Layout.of(x), None, False, x.dtype, _find_extremes)
-    return 2 * x.element_size() + found

@@ -132,7 +132,7 @@ def measure_schedule(
             taken.append(option.saved_bytes)
             cost += option.cost + (stages[entry.stage].cost if again else 0)
         elif again and entry.stop == stop:
-            # Nothing of it is needed before it is run for its own backward.
+            # It is needed only once it is run for its own backward.
             taken.append(0)
         else:
             for i in range(entry.start, entry.stop):

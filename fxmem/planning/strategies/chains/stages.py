@@ -13,9 +13,10 @@ from itertools import accumulate
 import numpy as np
 
 from fxmem.graph import RESIDENT, Category, Phase
+from fxmem.memory.timeline import sum_lives
 from fxmem.planning.model.index import StepIndex
 from fxmem.planning.model.limits import Limits
-from fxmem.planning.model.segments import SegmentRange, Segments
+from fxmem.planning.model.segment_ranges import SegmentRange, Segments
 from fxmem.planning.model.simulate import Simulation, simulate_segments
 from fxmem.planning.strategies.chains.chain import Chain, Kept, Schedule, Stage, StageOption
 
@@ -30,6 +31,8 @@ _Run = tuple[int, int, int, float]
 """A segment's first node, the node after its last, the bytes it frees, what it costs."""
 _Bounds = Sequence[tuple[int, int]]
 """By stage, its first node and the node after its last."""
+_Life = tuple[int, int, int | None]
+"""Bytes of a storage, and the first and the last operation while it is live."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +64,13 @@ def measure_frontiers(step: StepIndex) -> list[int]:
 
     What the model returns is held anyway and does not count.
     """
-    deltas = [0] * (step.nodes + 2)
+    lives = []
     for made in step.made:
         used = [*made.readers, *(s.node for s in made.saves if s.node is not None)]
         last = min(max(used, default=made.node), step.nodes)
         if last > made.node and not made.is_output:
-            deltas[made.node + 1] += made.nbytes
-            deltas[last + 1] -= made.nbytes
-    return [*accumulate(deltas[: step.nodes + 1])]
+            lives.append((made.nbytes, made.node + 1, last))
+    return sum_lives(lives, step.nodes + 1).tolist()  # type: ignore[no-any-return]
 
 
 def list_cuts(step: StepIndex, limits: Limits) -> tuple[tuple[int, ...], ...]:
@@ -247,18 +249,15 @@ def _measure_edges(step: StepIndex, bounds: _Bounds, simulation: Simulation) -> 
     """Measures what lies around stages in the step without a plan."""
     _, _, backward = _find_spans(step, bounds, simulation)
     made = {m.index for m in step.made if not m.is_output}
-    gradients, held = np.zeros((2, len(simulation.order) + 1), dtype=np.int64)
+    passing, others = list[_Life](), list[_Life]()
     for life in simulation.lives:
         if life.storage in made:
             continue
         storage = step.graph.storages[life.storage]
         passes = life.born != RESIDENT and storage.category is not Category.GRADIENT
         passes = passes and step.graph.operations[storage.born].phase is Phase.BACKWARD
-        totals = gradients if passes else held
-        totals[max(life.born, 0)] += storage.nbytes
-        if life.died is not None:
-            totals[life.died + 1] -= storage.nbytes
-    gradients, held = np.cumsum(gradients), np.cumsum(held)
+        (passing if passes else others).append((storage.nbytes, life.born, life.died))
+    gradients, held = (sum_lives(each, len(simulation.order) + 1) for each in (passing, others))
     ends = [max(last, 0) for _, last in backward]
     return _Edges(
         gradients=(0, *(int(gradients[end + 1]) for end in ends[1:])),
@@ -289,17 +288,13 @@ def _find_spans(
 
 def _measure_forward(step: StepIndex, start: int, stop: int) -> int:
     first, end = step.first_operation[start], step.end_operation[stop - 1]
-    deltas = np.zeros(max(1, end - first) + 1, dtype=np.int64)
-    output = 0
+    lives, output = list[_Life](), 0
     for made in step.list_activations(first, end):
         last = max([made.local_end, *(step.end_operation[node] - 1 for node in made.readers)])
-        deltas[made.born - first] += made.nbytes
-        if last < end:
-            deltas[last + 1 - first] -= made.nbytes
-        elif not made.is_output:
-            output += made.nbytes
-    workspaces = [o.workspace_bytes for o in step.graph.operations[first:end]] or [0]
-    return int((np.cumsum(deltas)[: len(workspaces)] + workspaces).max()) - output
+        lives.append((made.nbytes, made.born - first, last - first if last < end else None))
+        output += made.nbytes if last >= end and not made.is_output else 0
+    workspaces = [o.workspace_bytes for o in step.graph.operations[first:end]]
+    return int((sum_lives(lives, end - first) + workspaces).max(initial=0)) - output
 
 
 def _measure_options(
@@ -310,7 +305,7 @@ def _measure_options(
     edges: _Edges,
 ) -> list[StageOption]:
     stages, forward, backward = _find_spans(step, bounds, simulation)
-    live = np.array(simulation.live_bytes, dtype=np.int64)
+    live = simulation.live_bytes
     turn = max(span[1] for span in forward)  # the last of forward
     own = np.zeros((len(bounds), turn + 2), dtype=np.int64)
     saved = [0] * len(bounds)

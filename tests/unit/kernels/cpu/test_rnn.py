@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
 import torch
+from measuring.side_by_side import compare
 from running import Runs
-from side_by_side import compare
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from fxmem.kernels.cpu.recurrent import workspace_bytes
 from fxmem.versions.release import is_release
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="built without oneDNN"
 )
-
-_mkldnn_rnn_layer = torch.ops.aten.mkldnn_rnn_layer.default
 
 OPTIONS: list[dict[str, object]] = [
     {},
@@ -96,20 +92,3 @@ def test_packed_sequences_of_one_length_are_a_tensor(sizes: list[int]) -> None:
     operators = compare(Model(8, 16), torch.randn(sum(sizes), 8), *states)
     is_tensor = len(set(sizes)) == 1 and is_release(since=(2, 13))
     assert ("aten.mkldnn_rnn_layer.default" in operators) == is_tensor
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_workspace_is_the_kernels_own(dtype: torch.dtype) -> None:
-    if dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        pytest.skip("this CPU has no bfloat16 kernels")
-    for steps, batch, features, hidden in itertools.product(
-        (1, 5), (1, 17), (1, 100, 256), (16, 63, 256)
-    ):
-        sizes = [
-            (steps, batch, features), (4 * hidden, features), (4 * hidden, hidden),
-            (4 * hidden,), (4 * hidden,), (batch, hidden), (batch, hidden),
-        ]  # fmt: skip
-        arguments = [torch.zeros(size, dtype=dtype) for size in sizes]
-        result = _mkldnn_rnn_layer(*arguments, False, [], 2, hidden, 1, True, False, False, True)
-        expected = result[3].untyped_storage().nbytes()
-        assert workspace_bytes((steps, batch, features), hidden, dtype) == expected

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from fxmem import analyze
 from fxmem.graph import Phase
 from fxmem.kernels.cuda import CUDA
-from fxmem.kernels.cuda.convolution.backends import Backend, Geometry, select_backend
-from fxmem.kernels.cuda.convolution.convolution import estimate_cudnn_workspace_range
+from fxmem.kernels.cuda.convolution.backends import ConvBackend, Geometry, select_backend
+from fxmem.kernels.cuda.convolution.convolution import limit_cudnn_workspace
 from fxmem.kernels.cuda.gpu import Gpu, use_gpu
-from fxmem.kernels.registry import Call
+from fxmem.kernels.registry import OperatorCall
 from fxmem.tracing.fakes import make_fake_mode
 
 aten = torch.ops.aten
@@ -43,13 +43,13 @@ def empty(*sizes: int, dtype: torch.dtype = F32) -> Tensor:
 class TestBackend:
     def test_cudnn(self, gpu: None) -> None:
         x, weight = empty(2, 8, 9, 9), empty(4, 8, 3, 3)
-        assert select_backend(x, weight, geometry()) is Backend.CUDNN
-        assert select_backend(x, weight, geometry(dilation=(2, 2))) is Backend.CUDNN
+        assert select_backend(x, weight, geometry()) is ConvBackend.CUDNN
+        assert select_backend(x, weight, geometry(dilation=(2, 2))) is ConvBackend.CUDNN
         big = geometry(transposed=True, output_padding=(1, 1))
-        assert select_backend(x, weight, big) is Backend.COLUMNS
+        assert select_backend(x, weight, big) is ConvBackend.COLUMNS
         with torch.backends.cudnn.flags(enabled=False):
-            assert select_backend(x, weight, geometry()) is Backend.COLUMNS
-        assert select_backend(x[:0], weight, geometry()) is Backend.EMPTY
+            assert select_backend(x, weight, geometry()) is ConvBackend.COLUMNS
+        assert select_backend(x[:0], weight, geometry()) is ConvBackend.EMPTY
 
     @pytest.mark.parametrize(
         ("dtype", "sizes", "side", "stride", "takes_cudnn"),
@@ -74,9 +74,9 @@ class TestBackend:
         weight = empty(channels, 1, side, side, dtype=dtype)
         depthwise = geometry(stride, channels)
         found = select_backend(x, weight, depthwise)
-        assert found is (Backend.CUDNN if takes_cudnn else Backend.DEPTHWISE)
+        assert found is (ConvBackend.CUDNN if takes_cudnn else ConvBackend.DEPTHWISE)
         # always in channels last
-        assert select_backend(x.to(memory_format=LAST), weight, depthwise) is Backend.CUDNN
+        assert select_backend(x.to(memory_format=LAST), weight, depthwise) is ConvBackend.CUDNN
 
 
 class TestForward:
@@ -131,15 +131,15 @@ class TestForward:
         for dtype in (torch.float32, torch.half):
             x, weight = empty(2, 8, 9, 9, dtype=dtype), empty(8, 8, 3, 3, dtype=dtype)
             result, counted = run_kernel(aten.convolution.default, x, weight, *args)
-            _, most = estimate_cudnn_workspace_range(x, weight, result)
-            assert limit(Call((x, weight, *args), {}, result)) == most - counted
+            most = limit_cudnn_workspace(x, weight, result)
+            assert limit(OperatorCall((x, weight, *args), {}, result)) == most - counted
             assert (counted > 0) is (dtype is torch.half)
         x, weight, out = empty(2, 3, 9, 9), empty(8, 3, 3, 3), empty(2, 8, 7, 7)
         # 3 channels padded to 8; and the weight's gradient once as floats.
         high = 4 * (2 * 8 * 81 + 8 * 8 * 9 + 2 * 8 * 49) + 4 * 216
-        assert estimate_cudnn_workspace_range(x, weight, out) == (0, high)
+        assert limit_cudnn_workspace(x, weight, out) == high
         x = x.to(memory_format=LAST)
-        assert estimate_cudnn_workspace_range(x, weight, out) == (0, 4 * 216)
+        assert limit_cudnn_workspace(x, weight, out) == 4 * 216
 
 
 class TestBackward:
@@ -171,7 +171,9 @@ class TestBackward:
         assert self.backward(grad, x, weight, False, True, False) == reordered
         args = (grad, x, weight, [4], *arguments(), [True] * 3)
         limit = CUDA.libraries[aten.convolution_backward.default]
-        assert limit(Call(args, {})) == weight.numel() * 4  # of the range the weight's parts
+        assert (
+            limit(OperatorCall(args, {})) == weight.numel() * 4
+        )  # of the range the weight's parts
 
     def test_many_pixels_are_summed_with_a_buffer(self, gpu: None) -> None:
         # (64, 4, 64, 64): 262144 inputs for each of 4 outputs, in two dimensions, so one at a

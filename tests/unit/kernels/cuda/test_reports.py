@@ -14,14 +14,12 @@ from torch import Tensor, nn
 from fxmem import analyze
 from fxmem.analysis import Analysis
 from fxmem.kernels.cuda import CUDA
-from fxmem.report.document import build_document
-from fxmem.report.text import render_text
 
 F = nn.functional
 
 
 def read_text(analysis: Analysis, top: int = 10) -> str:
-    return render_text(build_document(analysis), top=top)
+    return analysis.to_text(top=top)
 
 
 @pytest.mark.parametrize("mode", ["infer", "train"])

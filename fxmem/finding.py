@@ -1,0 +1,91 @@
+"""Findings as pure data, and the table of what finds and explains them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fxmem.errors import UsageError
+from fxmem.graph import SourceLocation
+
+if TYPE_CHECKING:
+    from fxmem.analysis import Analysis
+
+_LEAST_BYTES = 1 << 20
+_LEAST_SHARE = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A change to a step, in a line, with its effect on the peak alone.
+
+    Attributes:
+        code: The code that ``fxmem explain`` takes.
+        change: The change, in a sentence.
+        option: The option or code that makes it.
+        cost: Its cost, and what the number rests on.
+        source: The line of the user's code that it is about; None for the step as a whole.
+    """
+
+    code: str
+    change: str
+    option: str
+    peak_bytes: int
+    saving_bytes: int
+    cost: str
+    source: SourceLocation | None = None
+
+    @property
+    def title(self) -> str:
+        """The title of the text that explains its code."""
+        return TEXTS[self.code].partition("\n")[0].partition(": ")[2]
+
+
+Finder = Callable[["Analysis"], Iterable[Finding]]
+FINDERS: dict[str, Finder] = {}
+"""By code, what finds it in a recorded step; none runs the model again."""
+
+TEXTS: dict[str, str] = {}
+"""By code, what ``fxmem explain`` prints: the title in the first line, ``FX101: Logits ...``."""
+
+
+def add_finding(code: str, find: Finder | None, text: str) -> None:
+    """Registers a finding: :func:`fxmem.register_finding`; without ``find`` only its text."""
+    TEXTS[code] = f"{code}: {text.strip()}\n"
+    if find is not None:
+        FINDERS[code] = find
+
+
+def find_findings(analysis: Analysis) -> tuple[Finding, ...]:
+    """Finds what a report lists; nothing in a saved report, which lacks what it takes."""
+    if analysis.graph.saved and not analysis.graph.saves:
+        return ()
+    found = (finding for find in FINDERS.values() for finding in find(analysis))
+    return choose_findings(found, analysis.peak_bytes)
+
+
+def choose_findings(found: Iterable[Finding], peak_bytes: int) -> tuple[Finding, ...]:
+    """Chooses the findings that save 1 MiB or 0.5 % of the peak, whichever is less; most first.
+
+    >>> a, b = Finding("FX301", "", "", 996, 4, ""), Finding("FX302", "", "", 995, 5, "")
+    >>> [finding.code for finding in choose_findings([a, b], 1000)]
+    ['FX302']
+    """
+    least = min(_LEAST_BYTES, _LEAST_SHARE * peak_bytes)
+    worth = [finding for finding in found if finding.saving_bytes >= max(least, 1)]
+    return tuple(sorted(worth, key=lambda finding: -finding.saving_bytes))
+
+
+def explain_code(code: str) -> str:
+    """Finds the text that explains the code of a finding.
+
+    Raises:
+        UsageError: There is no such code.
+    """
+    if code.upper() not in TEXTS:
+        close = difflib.get_close_matches(code.upper(), TEXTS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"one of {', '.join(TEXTS)}"
+        raise UsageError(f"unknown finding {code}", hint=hint)
+    return TEXTS[code.upper()]

@@ -1,0 +1,286 @@
+"""An analysed step prepared for planning, and its segments and limits as a plan reports them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fxmem.analysis import Analysis
+from fxmem.errors import UsageError
+from fxmem.graph import Phase
+from fxmem.memory.allocator import AllocatorSettings
+from fxmem.planning.last_micro_batch import repeat_flops, take_last_micro_batch
+from fxmem.planning.model.costs import find_roofline, price_operations, price_run
+from fxmem.planning.model.index import StepIndex, build_index, is_batch_norm
+from fxmem.planning.model.limits import Limits, find_limits
+from fxmem.planning.model.module_choices import ModuleChoice, list_calls, list_modules
+from fxmem.planning.model.recomputation import iterate_runs, plan_runs
+from fxmem.planning.model.score import Scorer
+from fxmem.planning.model.segment_ranges import SegmentRange, Span
+from fxmem.planning.plan import (
+    GRAPH,
+    MODULES,
+    STYLES,
+    Limit,
+    LimitKind,
+    Plan,
+    Segment,
+    fingerprint_graph,
+)
+
+_MAY_DRAW = ("Dropout", "Transformer", "MultiheadAttention", "LSTM", "GRU", "RNN")
+"""Parts of the names of PyTorch's modules with dropout."""
+_TIE = 1e-3
+"""The weight of time where FLOPs are minimised: it orders operations without FLOPs."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningStep:
+    """An analysed step, prepared for planning; of several micro-batches, the last.
+
+    Seconds and FLOPs are summed over all micro-batches.
+    """
+
+    index: StepIndex  # the step as plans see it
+    limits: Limits  # the nodes that may not be recomputed
+    costs_s: tuple[float, ...]  # seconds of each operation by the roofline; ``step_s`` of them all
+    step_s: float
+    run_s: float  # of each run of a segment, beside its operations
+    step_flops: int
+    requested: StepIndex  # ``index``, with sizes as they are asked for
+    settings: AllocatorSettings | None  # the allocator's; None where none caches
+    modules: tuple[ModuleChoice, ...]  # the modules that can be recomputed as a whole
+    base: Plan  # the plan that changes nothing, with all that is the same in the others
+
+    def list_costs(self, by_flops: bool) -> tuple[float, ...]:
+        """Lists the cost of each operation: its share of the step's time or FLOPs."""
+        step_s, step_flops = self.step_s or 1.0, self.step_flops
+        if not by_flops or not step_flops:
+            return tuple(cost / step_s for cost in self.costs_s)
+        return tuple(
+            operation.flops / step_flops + _TIE * cost / step_s
+            for operation, cost in zip(self.index.graph.operations, self.costs_s, strict=True)
+        )
+
+    def price_run(self, by_flops: bool) -> float:
+        """Prices a run of a segment beside its operations, in the unit of their costs."""
+        return self.run_s / (self.step_s or 1.0) * (_TIE if by_flops and self.step_flops else 1.0)
+
+
+def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
+    """Prepares an analysed step for plans of a style, as :func:`fxmem.plan` takes it.
+
+    Raises:
+        UsageError: This is not the analysis of one training step whose graph backward frees, or
+            there is no such style for it.
+    """
+    style = _resolve_style(analysis, style)
+    part, times = take_last_micro_batch(analysis), analysis.setup.loop.accumulate
+    index, requested = (
+        build_index(repeat_flops(graph, times), keeps_frames=style == MODULES)
+        for graph in (part.allocated_graph, part.graph)
+    )
+    limits = find_limits(index)
+    if style == MODULES:
+        modules, obstacles = list_modules(index, limits)
+        reported = _report_modules(index, obstacles)
+    else:
+        modules, reported = list_calls(index, limits), _report_nodes(index, limits)
+    costs_s = price_step(analysis)
+    return PlanningStep(
+        index=index,
+        limits=limits,
+        costs_s=costs_s,
+        step_s=sum(costs_s),
+        run_s=_price_run(analysis, costs_s),
+        step_flops=sum(operation.flops for operation in index.graph.operations),
+        requested=requested,
+        settings=analysis.settings,
+        modules=modules,
+        base=Plan(
+            fingerprint=fingerprint_graph(index.graph),
+            baseline_peak_bytes=analysis.peak_bytes,
+            peak_bytes=analysis.peak_bytes,
+            limits=tuple(reported),
+            style=style,
+            size_hint=analysis.setup.size_hint,
+            fx_graph=analysis.fx_graph if style == GRAPH else None,
+            analysis=analysis,
+        ),
+    )
+
+
+def _resolve_style(analysis: Analysis, style: str | None) -> str:
+    """Checks that plans can be made for a step, and of which style."""
+    check_analysis(analysis)
+    if analysis.setup.mesh is not None:
+        raise UsageError(
+            "a plan for one rank of many processes is found by recording the rank",
+            hint="fxmem.plan(analysis, budget=...) or fxmem.pareto(analysis)",
+        )
+    style = style or (GRAPH if analysis.frontend == "fx" else MODULES)
+    if style not in STYLES:
+        raise UsageError(f"unknown style {style!r}", hint=" or ".join(STYLES))
+    if style == GRAPH and analysis.frontend != "fx":
+        raise UsageError(
+            f"this model's graph cannot be rewritten: {analysis.setup.frontend_reason}",
+            hint="style='modules'",
+        )
+    if analysis.setup.mode == "script":
+        raise UsageError(
+            "a plan is for a model, and this is a step of a script",
+            hint="fxmem.analyze(model, inputs) for the script's model",
+        )
+    if analysis.setup.mode != "train":
+        raise UsageError("inference saves nothing that could be recomputed", hint="mode='train'")
+    if analysis.setup.loop.retain_graph:
+        raise UsageError(
+            "retain_graph=True keeps the tensors that a plan would recompute",
+            hint="analyze it with another loop",
+        )
+    return style
+
+
+def _report_modules(index: StepIndex, obstacles: Mapping[str, str]) -> list[Limit]:
+    nodes = index.graph.nodes
+    firsts = {call.fqn: call.start for call in reversed(index.graph.calls)}
+    return [
+        Limit(fqn, LimitKind.MODULE, reason, fqn, nodes[firsts[fqn]].source)
+        for fqn, reason in obstacles.items()
+    ]
+
+
+def _report_nodes(index: StepIndex, limits: Limits) -> list[Limit]:
+    nodes = index.graph.nodes
+    reasons = {
+        **{at: (LimitKind.BEGIN, reason) for at, reason in limits.starts.items()},
+        **{at: (LimitKind.RECOMPUTE, reason) for at, reason in limits.fixed.items()},
+    }
+    return [
+        Limit(nodes[at].name, *reasons[at], nodes[at].fqn, nodes[at].source)
+        for at in sorted(reasons)
+    ]
+
+
+def price_step(analysis: Analysis) -> tuple[float, ...]:
+    """Prices the operations of a step in seconds; of several micro-batches, of them all."""
+    part, times = take_last_micro_batch(analysis), analysis.setup.loop.accumulate
+    costs_s = price_operations(part.graph, find_roofline(analysis.setup.device, analysis.gpu))
+    return tuple(
+        cost if operation.phase is Phase.OPTIMIZER else times * cost
+        for cost, operation in zip(costs_s, part.graph.operations, strict=True)
+    )
+
+
+def _price_run(analysis: Analysis, costs_s: Sequence[float]) -> float:
+    """Prices a run of a segment beside its operations, in seconds; of all micro-batches."""
+    roofline, times = (
+        find_roofline(analysis.setup.device, analysis.gpu),
+        analysis.setup.loop.accumulate,
+    )
+    return times * price_run(roofline, times * len(costs_s), sum(costs_s))
+
+
+def price_change(analysis: Analysis, changed: Analysis, runs: int = 0) -> tuple[float, float]:
+    """Prices a changed step that was recorded: added time and FLOPs, as shares of the step's.
+
+    Args:
+        analysis: Of the step.
+        changed: Of the same step with checkpoints.
+        runs: How many segments of a plan run again.
+    """
+    costs_s = price_step(analysis)
+    seconds = sum(price_step(changed)) + runs * _price_run(analysis, costs_s)
+    flops = _count_flops(analysis)
+    return seconds / (sum(costs_s) or 1.0) - 1, _count_flops(changed) / (flops or 1) - 1
+
+
+def _count_flops(analysis: Analysis) -> int:
+    graph = repeat_flops(take_last_micro_batch(analysis).graph, analysis.setup.loop.accumulate)
+    return sum(operation.flops for operation in graph.operations)
+
+
+def check_analysis(analysis: object) -> None:
+    """Checks that plans are asked of an analysis, and not of a model."""
+    if not isinstance(analysis, Analysis):
+        raise UsageError(
+            f"plans are made from an analysis, got {type(analysis).__name__}",
+            hint="fxmem.analyze(model, ...) makes one",
+        )
+    if analysis.setup.schedule:
+        raise UsageError(
+            "a plan is for a model, and this is a rank of a pipeline",
+            hint="fxmem.analyze(stage, inputs) for the model of a stage",
+        )
+
+
+def describe_segments(
+    index: StepIndex,
+    segments: Sequence[SegmentRange],
+    costs_s: Sequence[float],
+    run_s: float = 0.0,
+    *,
+    with_savings: bool = True,
+    names: Mapping[Span, str] | None = None,
+) -> tuple[Segment, ...]:
+    """Describes ranges of a step's nodes as a plan reports them.
+
+    Args:
+        index: The step.
+        segments: The ranges.
+        costs_s: Seconds of each operation, by its index.
+        run_s: Seconds of each run of a segment beside them.
+        with_savings: Whether to measure the peak without each of them.
+        names: Modules by the nodes of their calls; None for the modules that are called once.
+    """
+    if names is None:
+        calls = sorted(index.graph.calls, key=lambda call: call.fqn.count("."))
+        times = Counter(call.fqn for call in calls if call.stop > call.start)
+        names = {(call.start, call.stop): call.fqn for call in calls if times[call.fqn] == 1}
+    savings = [0] * len(segments)
+    if with_savings:
+        scorer = Scorer(index, [0.0] * len(index.graph.operations))
+        peak_bytes, _ = scorer.score(segments)
+        for at in range(len(segments)):
+            without, _ = scorer.score([*segments[:at], *segments[at + 1 :]])
+            savings[at] = without - peak_bytes
+    described = []
+    for segment, saving_bytes in zip(segments, savings, strict=True):
+        runs = [*iterate_runs(plan_runs(index, [segment]))]
+        again = [operation for run in runs for operation in run.list_operations(index)]
+        described.append(
+            replace(
+                _describe(index, segment, names),
+                saving_bytes=saving_bytes,
+                recompute_s=sum(costs_s[operation] for operation in again) + len(runs) * run_s,
+                recompute_flops=sum(index.graph.operations[each].flops for each in again),
+            )
+        )
+    return tuple(described)
+
+
+def _describe(index: StepIndex, segment: SegmentRange, names: Mapping[Span, str]) -> Segment:
+    graph = index.graph
+    nodes = graph.nodes[segment.start : segment.stop]
+    operations = index.list_operations(segment.start, segment.stop)
+    norms = (graph.nodes[o.node].fqn for o in operations if o.node is not None and is_batch_norm(o))
+    states = (graph.storages[i].name for n in nodes for i in index.states[n.index])
+    # A module of PyTorch may have its share of dropout set later, and an operator of the user's own
+    # may draw without saying so.
+    may_draw = any(name in node.target for node in nodes for name in _MAY_DRAW) or any(
+        operation.effect or not operation.name.startswith("aten.") for operation in operations
+    )
+    end = index.end_operation[segment.stop - 1]
+    return Segment(
+        first=nodes[0].name,
+        last=nodes[-1].name,
+        nodes=len(nodes),
+        fqn=names.get((segment.start, segment.stop), ""),
+        source=nodes[0].source,
+        random=may_draw,
+        runs_whole=not segment.children and any(r.stop == end for r in plan_runs(index, [segment])),
+        norms=tuple(dict.fromkeys(norms)),
+        states=tuple(dict.fromkeys(states)),
+        children=tuple(_describe(index, child, names) for child in segment.children),
+    )

@@ -1,0 +1,282 @@
+"""Verification of a plan: real steps of two models, compared bit for bit, and measured."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_map
+
+from fxmem.analysis import Analysis
+from fxmem.analyzing import analyze_model
+from fxmem.applying.applying import apply
+from fxmem.errors import FxmemError, UsageError
+from fxmem.loading.inputs import check_inputs, check_model, gather_inputs
+from fxmem.loading.target import load_target, prepare_targets
+from fxmem.parallelism.layout import Layout, ParallelizeChoice, resolve_layout
+from fxmem.planning.outcome import measure_plan
+from fxmem.planning.plan import Plan, fingerprint_graph
+from fxmem.recording.options import (
+    check_choices,
+    check_mode,
+    name_choice,
+)
+from fxmem.specs import TensorSpec, parse_dtype, strip_torch
+from fxmem.tracing.fakes import describe_inputs, read_leaf
+from fxmem.units import format_bytes
+from fxmem.verifying.comparing import compare_records
+from fxmem.verifying.rank_processes import compare_ranks
+from fxmem.verifying.running import (
+    ComparedSteps,
+    Inputs,
+    Runner,
+    StepTask,
+    compare_steps,
+    keep_state,
+    make_inputs,
+    seed_random_numbers,
+)
+from fxmem.verifying.verification import Kind, Promise, StepFigures, Verification
+
+_MOST_DEVIATION = 0.01
+"""The largest deviation of a measured peak from the promised one, either way."""
+_AMONG = "the models differ in their"
+
+
+def verify(
+    model: nn.Module,
+    planned: nn.Module,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    mode: str = "train",
+    steps: int = 3,
+    seed: int = 0,
+    mesh: Mapping[str, int] | None = None,
+    parallelize: ParallelizeChoice = None,
+    target: str | None = None,
+    **step: Any,
+) -> Verification:
+    """Compares real steps of two models: :func:`fxmem.verify`, whose arguments these are."""
+    check_mode(mode)
+    for name, value, least in (("steps", steps, 1), ("seed", seed, 0)):
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
+            raise UsageError(f"{name} must be an integer of {least} or more, got {value!r}")
+    loss, optimizer = step.get("loss"), step.get("optimizer")
+    cast_to, layout = _parse_autocast(step.get("autocast")), resolve_layout(mesh, parallelize, 0)
+    device = _check_models(model, planned, layout)
+    given = make_inputs(*gather_inputs(args, kwargs), device, seed)
+    check_inputs(model, *given)
+    task = StepTask(given, loss, optimizer, device, cast_to, mode == "train", steps, seed)
+    if layout is None:
+        found, rank = _compare_here(task, model, planned), 0
+    else:
+        targets = (target, parallelize, loss, optimizer)
+        found, rank = compare_ranks(task, (model, planned), layout, targets)
+    plan = getattr(planned, "plan", None)
+    size_hint = plan.size_hint if isinstance(plan, Plan) else None
+    options = {**step, "mode": mode, "size_hint": size_hint}
+    if layout is not None:
+        options |= {"mesh": mesh, "parallelize": parallelize, "rank": rank}
+    notes = [*found.notes]
+    analyses = [_predict(each, given, device, options, notes) for each in (model, planned)]
+    baseline, with_plan = (
+        StepFigures(
+            peak,
+            None if analysis is None else analysis.peak_bytes,
+            statistics.median(seconds) if seconds else None,
+        )
+        for peak, analysis, seconds in zip(found.peaks, analyses, found.times, strict=True)
+    )
+    promise = _find_promise(plan, analyses[0], found.peaks[1], notes)
+    return Verification(
+        equal=not found.differences,
+        model=target or type(model).__name__,
+        inputs=describe_inputs(*given),
+        mode=mode,
+        device=device.type,
+        optimizer=name_choice(optimizer),
+        loss=name_choice(loss),
+        autocast=None if cast_to is None else strip_torch(cast_to),
+        seed=seed,
+        steps=len(found.times[0]),
+        compared=dict(found.compared),
+        differences=found.differences,
+        baseline=baseline,
+        planned=with_plan,
+        notes=tuple(dict.fromkeys(notes)),
+        promise=promise,
+        mesh=None if layout is None else dict(layout.mesh),
+        parallelize=name_choice(parallelize),
+        rank=rank,
+    )
+
+
+def _predict(
+    model: nn.Module,
+    given: Inputs,
+    device: torch.device,
+    options: Mapping[str, Any],
+    notes: list[str],
+) -> Analysis | None:
+    """Analyses the step of a model; None where it is refused, which a note then says."""
+    try:
+        return analyze_model(model, *given, device=device.type, **options)
+    except FxmemError as error:
+        notes.append(f"No peak is predicted: {error.cause}.")
+        return None
+
+
+def _compare_here(task: StepTask, model: nn.Module, planned: nn.Module) -> ComparedSteps:
+    """Compares the steps of two models in this process, and measures their peaks."""
+    notes: list[str] = []
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        prepare_targets(task.loss, task.optimizer),
+    ):
+        ours, theirs = Runner(task, model), Runner(task, planned)
+        with keep_state(model, planned):
+            found = compare_steps(ours, theirs)
+        record = ours.record
+        is_run = all(difference.kind is not Kind.ERROR for difference in found.differences)
+        peaks = []
+        for runner in (ours, theirs):
+            with keep_state(model, planned):  # neither holds what the other's steps left
+                peaks.append(runner.measure() if runner is ours or is_run else None)
+        if found.differences and is_run:
+            with keep_state(model):
+                ours.prepare()
+                for _ in found.times[0]:
+                    ours.run()
+            notes += (
+                "The model is not deterministic: run again from the same state, it differs"
+                f" from itself ({own.kind.value} {own.name})."
+                for own in compare_records(len(found.times[0]), record, ours.record)[:1]
+            )
+    return replace(found, peaks=(peaks[0], peaks[1]), notes=tuple(notes))
+
+
+def verify_target(
+    target: str,
+    plan: Plan,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    **options: Any,
+) -> Verification:
+    """Verifies a plan for the model that a TARGET names, which is built for real.
+
+    It runs on a GPU where there is one and ``device`` is None, ranks of a mesh on the CPU;
+    ``options`` are other arguments of :func:`fxmem.verify`.
+    """
+    has_gpu = torch.cuda.is_available()
+    if device == "cuda" and not has_gpu:
+        raise UsageError("there is no GPU to verify on", hint="--device cpu")
+    autocast = _parse_autocast(options.get("autocast"))
+    check_choices(options.get("loss"), options.get("optimizer"))
+    with prepare_targets(target, options.get("loss"), options.get("optimizer")), keep_state():
+        seed_random_numbers(options.get("seed", 0))
+        model = load_target(target, None)
+        if dtype is not None:
+            cast_to: torch.dtype = getattr(torch, parse_dtype(dtype))
+            if not cast_to.is_floating_point:
+                raise UsageError(
+                    f"a model cannot be cast to {dtype}", hint="bf16, fp16, float32 or float64"
+                )
+            model = model.to(cast_to)
+
+            def cast(leaf: Any) -> Any:
+                spec: Any = read_leaf(leaf)
+                if isinstance(spec, TensorSpec) and getattr(torch, spec.dtype).is_floating_point:
+                    return replace(spec, dtype=parse_dtype(dtype))
+                return leaf
+
+            args, kwargs = tree_map(cast, (args, dict(kwargs)))
+        with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None):
+            planned = apply(model.train(), plan, args, kwargs)
+        uses_gpu = has_gpu and options.get("mesh") is None
+        model.to(device or ("cuda" if uses_gpu else "cpu"))
+        return verify(model, planned, args, kwargs, mode=plan.mode, target=target, **options)
+
+
+def _parse_autocast(autocast: object) -> torch.dtype | None:
+    if autocast is None:
+        return None
+    name = parse_dtype(autocast)
+    if name != "bfloat16":
+        raise UsageError(
+            f"verify does not support autocast to {name}", hint="bf16, which needs no scaler"
+        )
+    return torch.bfloat16
+
+
+def _check_models(model: nn.Module, planned: nn.Module, layout: Layout | None) -> torch.device:
+    """Checks that two models can be compared; returns the device that they are on."""
+    check_model(model)
+    check_model(planned)
+    for kind in ("parameters", "buffers"):
+        ours, theirs = (dict(getattr(m, f"named_{kind}")()) for m in (model, planned))
+        odd = sorted(ours.keys() ^ theirs.keys())
+        if odd:
+            raise UsageError(
+                f"{_AMONG} {kind}: only one has {odd[0]!r}",
+                hint="names must be the same, as after fxmem.apply",
+            )
+        for name, tensor in ours.items():
+            if isinstance(tensor, FakeTensor) or tensor.is_meta or is_lazy(tensor):
+                raise UsageError(
+                    f"{name!r} has no values to compute with", hint="pass a model with real ones"
+                )
+            other = theirs[name]
+            if (tensor.shape, tensor.dtype) != (other.shape, other.dtype):
+                raise UsageError(
+                    f"{_AMONG} {kind}: {name!r} has another shape or dtype",
+                    hint="give both the same",
+                )
+    tensor = next(itertools.chain(model.parameters(), model.buffers()), None)
+    device = torch.device("cpu") if tensor is None else tensor.device
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"the model is on {device.type}", hint="move it to cuda or the CPU")
+    if layout is not None and device.type != "cpu":
+        raise UsageError("the ranks of a mesh are verified on the CPU", hint="model.cpu()")
+    return device
+
+
+def _find_promise(
+    plan: object, analysis: Analysis | None, peak_bytes: int | None, notes: list[str]
+) -> Promise | None:
+    """Compares the planned model's measured peak with the plan's, and adds notes on that.
+
+    A plan is for one step on one device: where the step without it takes as much as the plan says,
+    its own peak is the promise. On another device, or with another optimizer, it is what
+    the planner predicts for the same plan there.
+    """
+    if not isinstance(plan, Plan) or analysis is None or peak_bytes is None:
+        return None
+    if plan.fingerprint != fingerprint_graph(analysis.graph):
+        notes.append("No peak is promised: the plan was made for other inputs or another model.")
+        return None
+    is_plans_own = plan.baseline_peak_bytes == analysis.peak_bytes
+    promised_bytes = plan.peak_bytes
+    if not is_plans_own:
+        promised_bytes, _ = measure_plan(analysis, plan)
+        own, baseline, other = map(
+            format_bytes, (plan.peak_bytes, plan.baseline_peak_bytes, analysis.peak_bytes)
+        )
+        notes.append(
+            f"The plan's own promise, {own}, is for another step or device: without the plan that"
+            f" takes {baseline}, and this one {other}."
+            " Compared is what the planner says of this one."
+        )
+    deviation = peak_bytes / promised_bytes - 1
+    return Promise(promised_bytes, is_plans_own, deviation, abs(deviation) <= _MOST_DEVIATION)

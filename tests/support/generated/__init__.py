@@ -1,0 +1,1 @@
+"""Modules, steps and regions that hypothesis draws."""

@@ -1,0 +1,1 @@
+"""What PyTorch really allocates, to compare with."""
