@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -13,8 +13,8 @@ from fxmem.patching import patch
 
 def watch_engine(
     begin: Callable[[Any], None], run_engine: Callable[[Callable[..., Any], Any, Any], Any]
-) -> contextlib.AbstractContextManager[None]:
-    """Watches each ``backward`` and ``torch.autograd.grad``.
+) -> AbstractContextManager[None]:
+    """Makes a context that watches each ``backward`` and ``torch.autograd.grad``.
 
     Args:
         begin: Is told of the tensors that gradients are wanted of, before the first gradients are
@@ -31,5 +31,4 @@ def watch_engine(
     def run_watched(*args: Any, **kwargs: Any) -> Any:
         return run_engine(run, args, kwargs)
 
-    watched = {"_make_grads": make_watched, "_engine_run_backward": run_watched}
-    return patch({namespace: watched})
+    return patch({namespace: {"_make_grads": make_watched, "_engine_run_backward": run_watched}})

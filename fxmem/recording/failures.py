@@ -20,7 +20,6 @@ from fxmem.graph import is_installed
 from fxmem.loading.importing import explain_missing_package, find_missing_package
 from fxmem.loading.inputs import suggest_shape
 from fxmem.recording.constants import HINTED, is_index
-from fxmem.tracing import tracer
 from fxmem.tracing.fxgraph import describe_function
 from fxmem.tracing.source import (
     find_raising_source,
@@ -30,6 +29,7 @@ from fxmem.tracing.source import (
 )
 from fxmem.versions.operators import aten
 
+_TRACED = "_fxmem_traced"
 _LONGEST_QUOTE = 60
 _HOW_TO_HINT = "--size-hint N or size_hint=N"
 _DEBUG = "see the whole traceback with --debug"
@@ -153,9 +153,13 @@ def explain_failure(
 
 
 def is_traced(error: BaseException) -> bool:
-    """Tells whether an error passed through the tracer: without it, the step might not fail."""
-    frames = _iterate_frames(error.__traceback__)
-    return any(frame.f_code.co_filename == tracer.__file__ for frame in frames)
+    """Returns whether an error came while nodes were traced: else the step would fail again."""
+    return hasattr(error, _TRACED)
+
+
+def mark_traced(error: BaseException) -> None:
+    """Notes of an error that it came while nodes were traced."""
+    setattr(error, _TRACED, True)
 
 
 def _iterate_frames(step: TracebackType | None) -> Iterator[FrameType]:

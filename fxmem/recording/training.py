@@ -24,6 +24,7 @@ from fxmem.parallelism.layout import Mesh
 from fxmem.parallelism.reducer import has_reducers
 from fxmem.parallelism.wrapping import keep_gradients_local
 from fxmem.recording.engine import watch_engine
+from fxmem.recording.failures import mark_traced
 from fxmem.recording.losses import Loss
 from fxmem.recording.optimizers import OptimizerFactory, answer_values
 from fxmem.recording.recorder import Recorder
@@ -203,7 +204,12 @@ class Training:
         self._label_residents()
         watching = watch_engine(self._begin_backward, self._run_engine)
         with self._tracer.trace(self._run_model), watching:
-            self._step.loop(self)
+            try:
+                self._step.loop(self)
+            except Exception as error:
+                if self._traces:
+                    mark_traced(error)
+                raise
         if not self._recorder.operations:
             raise TraceError(
                 "the loop ended before its second step",

@@ -32,6 +32,7 @@ from fxmem.memory.allocator import AllocatorMeter, DeviceMemory
 from fxmem.parallelism.process_group import offer_group, run_outside_modes
 from fxmem.patching import hold_process, patch
 from fxmem.recording.assemble import assemble_graph
+from fxmem.recording.engine import watch_engine
 from fxmem.recording.isolation import replace_inference_mode
 from fxmem.recording.options import Options
 from fxmem.recording.step import note_assumptions
@@ -128,6 +129,7 @@ class Session:
             enter(replace_inference_mode())
             enter(leave_out_compiler(self._notes))
             enter(self._watch_torch())
+            enter(watch_engine(self._begin_backward, self._run_engine))
             enter(fake_mode)
             enter(recorder)
             recorder.begin_step()
@@ -155,7 +157,6 @@ class Session:
             register_optimizer_step_post_hook(self._end_optimizer),
         )
         replacements: list[tuple[Any, str, Any]] = [
-            (torch.autograd, "_engine_run_backward", self._watch_engine),
             (Optimizer, "__init__", self._see_optimizer),
             (
                 FakeTensor,
@@ -312,30 +313,33 @@ class Session:
             self._phases.pop()
             self._recorder.set_phase(self._phases[-1])
 
-    def _watch_engine(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
-            if self._phases[-1] is Phase.BACKWARD:  # within another, as a reentrant checkpoint's
-                return run(*args, **kwargs)
+    def _begin_backward(self, _losses: Any) -> None:
+        if self._phases[-1] is not Phase.BACKWARD:
             self._begin()
-            self._recorder.makes_graph = args[3]
-            with self._be_in(Phase.BACKWARD, 1):
-                for loss in tree_leaves(args[0]):
-                    self._recorder.label(loss, Category.OUTPUT, "loss")
-                self._tracer.micro_batches.begin_backward(tree_leaves(args[0]))
-                result = run(*args, **kwargs)
-            self._tracer.micro_batches.end_backward()
-            trained = self._tracer.label_modules()
-            for optimizer in [o for o in self._earlier if _trains(o, trained)]:
-                self._earlier.remove(optimizer)
-                self._optimizers.append(weakref.ref(optimizer))
-                with run_outside_modes():
-                    kept = tree_map_only(torch.Tensor, torch.clone, {**optimizer.state})
-                self._kept_states.append((optimizer, kept))
-            if not self._optimizers and kwargs.get("accumulate_grad"):
-                self._end_window()  # the script updates its parameters by hand
-            return result
+            self._recorder.set_phase(Phase.BACKWARD)
 
-        return _engine_run_backward
+    def _run_engine(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Takes the place of autograd's engine."""
+        if self._phases[-1] is Phase.BACKWARD:  # within another, as a reentrant checkpoint's
+            return run(*args, **kwargs)
+        self._begin()
+        self._recorder.makes_graph = args[3]
+        with self._be_in(Phase.BACKWARD, 1):
+            for loss in tree_leaves(args[0]):
+                self._recorder.label(loss, Category.OUTPUT, "loss")
+            self._tracer.micro_batches.begin_backward(tree_leaves(args[0]))
+            result = run(*args, **kwargs)
+        self._tracer.micro_batches.end_backward()
+        trained = self._tracer.label_modules()
+        for optimizer in [o for o in self._earlier if _trains(o, trained)]:
+            self._earlier.remove(optimizer)
+            self._optimizers.append(weakref.ref(optimizer))
+            with run_outside_modes():
+                kept = tree_map_only(torch.Tensor, torch.clone, {**optimizer.state})
+            self._kept_states.append((optimizer, kept))
+        if not self._optimizers and kwargs.get("accumulate_grad"):
+            self._end_window()  # the script updates its parameters by hand
+        return result
 
     def _begin_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         self._begin()

@@ -146,7 +146,7 @@ _ROWS: tuple[tuple[str, ...], ...] = (
         "let transforms of torch.func run while saved tensors are watched",
     ),
     ("torch.storage.UntypedStorage", "resize_", "see storages resized"),
-    ("torch.autograd", "_engine_run_backward _make_grads", "see backward begin and end"),
+    ("torch.autograd", "_make_grads _engine_run_backward", "see backward begin and end"),
     ("torch.optim.optimizer.Optimizer", "__init__", "see a script's optimizers"),
     ("torch._subclasses.fake_tensor.FakeTensor", "tolist", "answer a script's reads"),
     ("torch.nn.parameter.Parameter", "__new__", "make a script's parameters fake"),

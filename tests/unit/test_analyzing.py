@@ -7,15 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from torch import fx
 
 import fxmem
 from fxmem.analyzing import Served, record_with_frontend
 from fxmem.errors import DataDependentError, FxmemError, TraceError
 from fxmem.graph import MemoryGraph
+from fxmem.recording.failures import mark_traced
 from fxmem.recording.step import Recording
-from fxmem.tracing.tracer import Tracer
 
 RECORDED = Recording(MemoryGraph((), (), (), ()), fx.Graph(), "", ())
 UNFIT = replace(RECORDED, reason="no graph holds it")
@@ -38,14 +37,10 @@ class Records:
 
 
 def fail_traced() -> Recording:
-    """An error that went through the tracer."""
-
-    class Raises(torch.nn.Module):
-        def forward(self) -> None:
-            raise TraceError("no int")
-
-    Tracer(Raises(), None, symbolic_sizes=True).run_model((), {})
-    raise AssertionError
+    """An error that came while nodes were traced."""
+    error = TraceError("no int")
+    mark_traced(error)
+    raise error
 
 
 @pytest.mark.parametrize(
