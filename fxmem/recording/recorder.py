@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import BackwardCFunction
-from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_map_only
 
-from fxmem.errors import TraceError
 from fxmem.graph import (
     EMPTY_CACHE,
     RESIDENT,
@@ -34,12 +32,21 @@ from fxmem.kernels.registry import Backend, OperatorCall, Workspace
 from fxmem.parallelism.collectives import describe_collective
 from fxmem.parallelism.foreach import run_on_locals
 from fxmem.parallelism.layout import Mesh
-from fxmem.parallelism.reducer import is_count, run_collective
+from fxmem.parallelism.reducer import run_collective
 from fxmem.patching import patch
-from fxmem.recording.autograd import AutogradLog, EngineWatch, is_own_output
+from fxmem.recording.autograd import AutogradLog, EngineWatch
 from fxmem.recording.casts import CastLog
 from fxmem.recording.constants import find_written, list_tensors
 from fxmem.recording.first_step import FirstStepLog
+from fxmem.recording.handlers import (
+    PASS,
+    DispatchedCall,
+    refuse_endless,
+    refuse_sparse,
+    run_count,
+    run_marker,
+    turn_devices,
+)
 from fxmem.recording.ledger import NO_STORAGE, Ledger, UserReferences
 from fxmem.recording.operators import (
     OperatorRunner,
@@ -51,15 +58,14 @@ from fxmem.recording.size_hints import SizeHints
 from fxmem.tracing.containers import iterate_tensors
 from fxmem.tracing.fakes import LeanDispatchMode, find_inner, is_wrapper
 from fxmem.tracing.source import find_source
-from fxmem.tracing.values import keep_value
 from fxmem.versions.operators import aten
 
 prim_device = torch.ops.prim.device.default
 _detach = aten.detach.default
 _lift_fresh = aten.lift_fresh.default
+_OWN_FRAMES = ("__torch_dispatch__", "record", "record_known", "run_on_fakes", "draw")
+"""Functions between an operator of a script and :meth:`Recorder.record`."""
 _UNNAMED = (Category.TEMPORARY, Category.COMMUNICATION)
-_MOST_ELEMENTS = 1 << 45
-"""A tensor with more is a slip in an input's size; kernels' block counts overflow far above it."""
 
 
 @dataclass(slots=True)
@@ -81,8 +87,11 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         mesh: The mesh of processes of which this is one.
 
     Attributes:
+        node: Index of the node that runs; None outside of nodes.
+        is_packing: Whether fakes are made that are no part of the step.
         makes_graph: Whether the backward that runs makes a graph of its own (``create_graph=``).
         before_first: Is called before the next operator, with which a step begins.
+        handlers: Are given each call in turn until one takes it; else the call is recorded.
     """
 
     def __init__(self, target: Backend, hints: SizeHints | None = None, mesh: Mesh = ()) -> None:
@@ -102,9 +111,15 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self.seeding: dict[SourceLocation | None, None] = {}  # lines of forward that seed
         self.makes_graph = False
         self.before_first: Callable[[], None] | None = None
-        self._packing = False
+        self.handlers: list[Callable[[DispatchedCall], Any]] = [
+            self.run_own,
+            run_marker,
+            self.run_wrapper,
+            run_count,
+        ]
+        self.is_packing = False
         self._phase = Phase.FORWARD
-        self._node: int | None = None
+        self.node: int | None = None
         self._node_operators = self._node_storages = 0
         self._engine = EngineWatch()
         self._function: tuple[str, int] | None = None  # of autograd, that runs
@@ -135,7 +150,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self.autograd = AutogradLog(self.ledger)
         self.user_references = UserReferences(self.ledger)
         self.casts.forget()
-        self._node = None
+        self.node = None
         self.operations = [Operation(0, "step.begin", Phase.FORWARD)]
 
     def end_step(self) -> None:
@@ -143,11 +158,11 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self.ledger.recording = False
 
     def set_phase(self, phase: Phase) -> None:
-        self._phase, self._node = phase, None
+        self._phase, self.node = phase, None
 
     def enter_node(self, index: int) -> None:
         """Begins a node (:class:`fxmem.tracing.tracer.NodeListener`)."""
-        self._node = index
+        self.node = index
         self.ledger.peak_bytes = self.ledger.live_now_bytes
         self._node_operators = len(self.operations)
         self._node_storages = len(self.ledger.storages)
@@ -157,7 +172,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
 
     def exit_node(self, index: int, result: Any) -> int:
         """Ends a node, and returns how many operators it ran."""
-        self._node = None
+        self.node = None
         with torch._C.DisableTorchFunction():
             self.autograd.exit_node(index, iterate_tensors(result) if self.ledger.recording else ())
         results = {self.track(tensor) for tensor in iterate_tensors(result)}
@@ -183,58 +198,6 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         )
         return tuple(dict.fromkeys(index for index in indices if index != NO_STORAGE))
 
-    @contextmanager
-    def watch_saved(self) -> Iterator[None]:
-        """Records what autograd saves for backward while active."""
-        saving: Any = torch._C._autograd
-        disable = torch.autograd.graph.disable_saved_tensors_hooks
-
-        @contextmanager
-        def disable_hooks(message: str) -> Iterator[None]:
-            """Lets transforms of ``torch.func`` run, which refuse hooks: they see no saves."""
-            is_outermost = saving._saved_tensors_hooks_is_enabled()
-            if is_outermost:
-                saving._pop_saved_tensors_default_hooks()
-            try:
-                with disable(message):
-                    yield
-            finally:
-                if is_outermost:
-                    saving._push_saved_tensors_default_hooks(self._pack, _unpack)
-
-        replaced = {torch.autograd.graph: {"disable_saved_tensors_hooks": disable_hooks}}
-        with self.hook_saves(), patch(replaced):
-            yield
-
-    def hook_saves(self) -> Any:
-        """Makes a context in which what autograd saves is recorded, for this thread."""
-        return torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
-
-    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        with torch._C.DisableTorchFunction():
-            maker, node = tensor.grad_fn, self._node
-            is_recomputed = self._may_recompute(torch._C._current_autograd_node())
-            for part in iterate_tensors(tensor):
-                index = self.track(part, RESIDENT)  # before the operator that reads it
-                if index == NO_STORAGE or is_recomputed:
-                    continue
-                self.autograd.add_save(index, part, maker, node, len(self.operations))
-                saved_by = self.ledger.storages[index].saved_by
-                if node is not None and node not in saved_by:
-                    saved_by.append(node)
-            if not (is_own_output(maker) or self.user_references.includes(tensor)):
-                return tensor
-            # The saving operator's own output would hold its graph, and the graph the output; and
-            # the user's release of a tensor is seen only where autograd holds another tensor on the
-            # storage. ``SavedVariable::unpack`` gives an unpacked tensor its function back.
-            self._packing = True
-            try:
-                detached: torch.Tensor = _detach(tensor)
-                keep_value(tensor, detached)
-                return detached
-            finally:
-                self._packing = False
-
     # -- operators -----------------------------------------------------------------------------
 
     def __torch_dispatch__(
@@ -247,25 +210,35 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         if func is prim_device:  # by far the most frequent: C++ asks fakes where they lie
             self._engine.see_device_query()
             return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
-        args, kwargs = self.turn_devices(args, kwargs or {})
-        if self._packing:  # the recorder's own, no part of the step
-            return self.runner.detach(*args) if func is _detach else func(*args, **kwargs)
-        if func.namespace == "profiler":
-            with no_dispatch():
-                return func(*args, **kwargs)
-        if any(map(is_wrapper, types)):
-            if func is not prim_device:
-                self._engine.see_wrapper()
-            with self:  # a DTensor runs it on its local tensors
-                return run_on_locals(func, args, kwargs or {})
+        args, kwargs = turn_devices(self.target, args, kwargs or {})
+        call = DispatchedCall(func, types, args, kwargs, list_tensors((args, kwargs)))
+        for handle in self.handlers:
+            result = handle(call)
+            if result is not PASS:
+                return result
+        return self.record(call)
+
+    def run_own(self, call: DispatchedCall) -> Any:
+        """Runs the recorder's own operators, which are no part of the step."""
+        if not self.is_packing:
+            return PASS
+        if call.func is _detach:
+            return self.runner.detach(*call.args)
+        return call.func(*call.args, **call.kwargs)
+
+    def run_wrapper(self, call: DispatchedCall) -> Any:
+        """Has a DTensor run the operator on its local tensors."""
+        if not any(map(is_wrapper, call.types)):
+            return PASS
+        self._engine.see_wrapper()
+        with self:
+            return run_on_locals(call.func, call.args, call.kwargs)
+
+    def record(self, call: DispatchedCall) -> Any:
+        """Runs an operator on fakes, the last of the handlers, and records it."""
+        func, _, args, kwargs, read = call
         # Torch-function modes need not see the recorder's own questions to tensors.
         with torch._C.DisableTorchFunction():
-            read = list_tensors((args, kwargs))
-            if is_count(func, read, kwargs):
-                with no_dispatch():
-                    if func.namespace == "c10d":
-                        return run_collective(func, args)
-                    return func(*args, **kwargs)
             if func is _lift_fresh:  # its argument is the memory of its result, torch.tensor(...)
                 read = []
             elif not all(isinstance(tensor, FakeTensor) for tensor in read):
@@ -274,44 +247,18 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
                 read = list_tensors((args, kwargs))
             return self._watch(func, args, kwargs, read)
 
-    def turn_devices(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Turns devices of the target's type that code below torch functions names.
-
-        No mode of torch functions sees a call that one makes, as ``loss_parallel`` moves a target
-        (``torch/distributed/tensor/parallel/loss.py``).
-        """
-        named, device = kwargs.get("device"), self.target.device
-        if named is not None and named.type == self.target.name != device.type:
-            kwargs = {**kwargs, "device": device}
-        if len(args) > 1 and type(args[1]) is torch.device:  # aten::to.device
-            is_turned = args[1].type == self.target.name != device.type
-            args = (args[0], device if is_turned else args[1], *args[2:])
-        return args, kwargs
-
     def _watch(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], read: list[torch.Tensor]
     ) -> Any:
         if self.before_first is not None:
             self.before_first()
-        running, result = torch._C._current_autograd_node(), None
-        in_backward = self._phase is Phase.BACKWARD
-        if running is not None or in_backward:  # forward may run a backward of its own
-            function = None if running is None else (running.name(), running._sequence_nr())
-            if function != self._function:
-                self._function, self._function_start = function, len(self.ledger.storages)
-            caller = sys._getframe(2)
-            while caller.f_back is not None and caller.f_code.co_name == "__torch_dispatch__":
-                caller = caller.f_back
-            result = self._engine.find_reused(
-                func, args, caller, lambda x: self.track(x) >= self._function_start
-            )
-        if func.namespace == "c10d":
-            result = run_collective(func, args)
-        if running is not None and not in_backward:
+        running, in_backward = torch._C._current_autograd_node(), self._phase is Phase.BACKWARD
+        if running is not None and not in_backward:  # forward runs a backward of its own
             node = self.autograd.find_node(running)
             self.autograd.early |= set() if node is None else {node}
+        result = self._reuse_sum(func, args, running)
+        if func.namespace == "c10d":
+            result = run_collective(func, args)
         if result is None:
             by_user = self._phase in (Phase.FORWARD, Phase.LOSS)
             if in_backward:  # the gradient to begin with, and functions that the user wrote
@@ -323,14 +270,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
                 read, Category.COMMUNICATION, func._schema.name.partition("::")[2].strip("_")
             )
         refuse_sparse(made)
-        for tensor in made:
-            if tensor.numel() > _MOST_ELEMENTS:
-                source = find_source()
-                at, size = f" at {source}" if source else "", "x".join(map(str, tensor.shape))
-                raise TraceError(
-                    f"a tensor of {size} elements{at} fits no device",
-                    hint="check the inputs' sizes",
-                )
+        refuse_endless(made)
         call = OperatorCall(args, kwargs, result)
         workspace = self.runner.estimate_workspace(func, call)
         kept = self.runner.list_kept(func, args)
@@ -339,7 +279,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             # The engine's thread for the GPU runs it: torch/csrc/autograd/engine.cpp, ready_queue.
             by_engine = running is not None and torch._C._is_multithreading_enabled()
             for name, nbytes in kept:
-                self.ledger.keep(name, nbytes, self._node, by_engine=by_engine)
+                self.ledger.keep(name, nbytes, self.node, by_engine=by_engine)
 
         if self.ledger.recording:
             autograd = running if in_backward else None
@@ -353,6 +293,20 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             workspace = workspace if self.ledger.is_warming_up else 0
             self.ledger.allocate(made, workspace, self.track, keep)
         return result
+
+    def _reuse_sum(self, func: Any, args: tuple[Any, ...], running: Any) -> Any:
+        """Finds the gradient in whose memory the engine adds another one; None for no such sum."""
+        if running is None and self._phase is not Phase.BACKWARD:
+            return None
+        function = None if running is None else (running.name(), running._sequence_nr())
+        if function != self._function:
+            self._function, self._function_start = function, len(self.ledger.storages)
+        caller = sys._getframe(2)
+        while caller.f_back is not None and caller.f_code.co_name in _OWN_FRAMES:
+            caller = caller.f_back
+        return self._engine.find_reused(
+            func, args, caller, lambda x: self.track(x) >= self._function_start
+        )
 
     def _record(
         self,
@@ -370,9 +324,9 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         if autograd is not None:
             # A function without a number belongs to the node whose backward ran last.
             found = self.autograd.find_node(autograd)
-            self._node = self._node if found is None else found
+            self.node = self.node if found is None else found
             self.autograd.see_operation(autograd, index, func, call.outputs)
-        node, is_forward = self._node, self._phase in (Phase.FORWARD, Phase.LOSS)
+        node, is_forward = self.node, self._phase in (Phase.FORWARD, Phase.LOSS)
         reads = self._list_storages(read, RESIDENT)
         writes = self._list_storages(find_written(func, call.args, call.kwargs))
         overwritable: Iterable[torch.Tensor] = ()
@@ -382,14 +336,14 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         sent_bytes, group = describe_collective(func, call.args, call.outputs, self.mesh)
         operation = Operation(
             index,
-            operator_name(func),
+            describe_operator(func),
             self._phase,
             node,
             autograd.name() if autograd is not None else "",
             reads,
             workspace if isinstance(workspace, int) else 0,
             self.runner.count_flops(func, call),
-            recomputed=self._may_recompute(autograd) and torch.is_grad_enabled(),
+            recomputed=self.may_recompute(autograd) and torch.is_grad_enabled(),
             library_bytes=self.runner.estimate_library_bytes(func, call),
             writes=writes,
             effect=find_effect(func, call.args, call.kwargs),
@@ -411,7 +365,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             nbytes = measure_blocks(blocks, results)
             self.operations[-1] = replace(operation, workspace_bytes=nbytes, blocks=blocks)
 
-    def _may_recompute(self, running: Any) -> bool:
+    def may_recompute(self, running: Any) -> bool:
         """Returns whether code with gradients that a function of autograd runs does forward again.
 
         The engine runs backward without gradients, unless it makes a graph of it.
@@ -426,12 +380,12 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
 
     def make_unseen(self, make: Callable[[], Any]) -> Any:
         """Makes fake tensors that no operator of the step made."""
-        packing, self._packing = self._packing, True
+        packing, self.is_packing = self.is_packing, True
         try:
             with torch._C.DisableTorchFunction():
                 return make()
         finally:
-            self._packing = packing
+            self.is_packing = packing
 
     def see_random_state(self, state: torch.Tensor) -> None:
         """Records a copy of the random number generator's state, made without an operator."""
@@ -443,13 +397,13 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
 
     def see_seeding(self) -> None:
         """Notes a line outside of nodes that sets a random state: no graph repeats it."""
-        if self.ledger.recording and self._node is None and self._phase is Phase.FORWARD:
+        if self.ledger.recording and self.node is None and self._phase is Phase.FORWARD:
             self.seeding[find_source()] = None
 
     def track(self, tensor: torch.Tensor, born: int | None = None, node: int | None = None) -> int:
         """Tracks a tensor in the ledger, by default as born in the running node."""
         fake = self.real_tensors.find_fake(tensor)
-        return self.ledger.track(find_inner(fake), born, self._node if born is None else node)
+        return self.ledger.track(find_inner(fake), born, self.node if born is None else node)
 
     def empty_cache(self) -> None:
         """Records that the program gives back what its allocator caches."""
@@ -460,7 +414,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         """Records what is no operator and frees or allocates nonetheless."""
         if self.ledger.recording:
             index = len(self.operations)
-            self.operations.append(Operation(index, name, self._phase, self._node))
+            self.operations.append(Operation(index, name, self._phase, self.node))
             self.ledger.operation = index
 
     def watch_resizing(self) -> AbstractContextManager[None]:
@@ -470,25 +424,12 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         def resize_(storage: torch.UntypedStorage, nbytes: int) -> Any:
             result = resize(storage, nbytes)
             self._add_operation("storage.resize_")
-            self.ledger.resize(storage, self._node)
+            self.ledger.resize(storage, self.node)
             return result
 
         return patch({torch.UntypedStorage: {"resize_": resize_}})
 
 
-def refuse_sparse(tensors: Iterable[torch.Tensor]) -> None:
-    """Raises an error if a tensor is sparse."""
-    if any(tensor.layout is not torch.strided for tensor in tensors):
-        raise TraceError(
-            "sparse gradients and tensors are not supported",
-            hint="use sparse=False, or dense tensors",
-        )
-
-
-def _unpack(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
 @functools.cache
-def operator_name(func: Any) -> str:
+def describe_operator(func: Any) -> str:
     return str(func)

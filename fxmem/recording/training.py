@@ -35,6 +35,7 @@ from fxmem.recording.residents import (
     label_gradients,
     label_residents,
 )
+from fxmem.recording.saves import watch_saved
 from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.containers import iterate_tensors
 from fxmem.tracing.state import ForwardState
@@ -133,7 +134,7 @@ class Training:
                 self._is_called = self._is_called and index > 0
                 with contextlib.ExitStack() as stack:
                     if is_recorded and is_last and step.train:
-                        stack.enter_context(recorder.watch_saved())
+                        stack.enter_context(watch_saved(recorder))
                     self._is_last, self._traces = is_last, is_recorded and is_last
                     self._recorder.set_phase(Phase.FORWARD)
                     self._tracer.set_phase(None)

@@ -23,18 +23,18 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fxmem.graph import Category, Effect
 from fxmem.kernels.registry import Backend
-from fxmem.parallelism.foreach import run_on_locals
 from fxmem.recording.constants import is_index, list_tensors
+from fxmem.recording.handlers import PASS, DispatchedCall, refuse_sparse, run_marker
 from fxmem.recording.ledger import KEPT, NO_STORAGE, is_own
 from fxmem.recording.operators import find_effect
-from fxmem.recording.recorder import Recorder, prim_device, refuse_sparse
+from fxmem.recording.recorder import Recorder
 from fxmem.recording.size_hints import SizeHints
 from fxmem.scripts.reads import ReadLog
-from fxmem.tracing.fakes import is_wrapper
 from fxmem.tracing.values import find_known, remember_constant
 from fxmem.versions.operators import aten
 
 _to_copy = aten._to_copy.default
+_empty_strided = aten.empty_strided.default
 _copy = aten.copy_.default
 _scalar = aten._local_scalar_dense.default
 _HOST = torch.device("cpu")
@@ -59,72 +59,84 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         self.makes_fakes = self.ledger.counts_own = target.device == _HOST
         self.in_model = False
         self._device = target.device
+        self.handlers = [
+            self.run_own,
+            run_marker,
+            self.run_wrapper,
+            self.run_real,
+            self.run_on_fakes,
+        ]
 
     def begin_step(self) -> None:
         super().begin_step()
         self.reads.begin_step(self.operations)
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        if func is prim_device and type(args[0]) is FakeTensor:  # two of three calls
-            return super().__torch_dispatch__(func, types, args, kwargs)
-        args, kwargs = self.turn_devices(args, kwargs or {})
-        if any(map(is_wrapper, types)):
-            with self:
-                return run_on_locals(func, args, kwargs)
-        tensors = list_tensors((args, kwargs))
-        has_fakes = any(isinstance(tensor, FakeTensor) for tensor in tensors)
-        if not has_fakes and not self._makes_fake(func, tensors, kwargs):
-            with no_dispatch():
-                return self.hold(func(*args, **kwargs))
-        with self.ledger.lock:
-            return self._run_on_fakes(func, types, args, kwargs, tensors)
+    def run_real(self, call: DispatchedCall) -> Any:
+        """Runs an operator on real tensors that makes no fake one."""
+        if _has_fakes(call) or self._makes_fake(call.func, call.tensors, call.kwargs):
+            return PASS
+        with no_dispatch():
+            return self.hold(call.func(*call.args, **call.kwargs))
 
-    def _run_on_fakes(
-        self, func: Any, types: Any, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]
-    ) -> Any:
-        has_fakes = any(isinstance(tensor, FakeTensor) for tensor in tensors)
-        if func is _to_copy and not has_fakes:
-            return self._move(args[0], kwargs)
-        if func is _copy and not isinstance(args[0], FakeTensor):
+    def run_on_fakes(self, call: DispatchedCall) -> Any:
+        """Runs an operator that reads or makes fake tensors, one thread at a time."""
+        with self.ledger.lock:
+            self.runner.is_routed = self.in_model
+            for handle in (self.move, self.copy_to_host, self.answer_assumed, self.draw):
+                result = handle(call)
+                if result is not PASS:
+                    return result
+            return self.record_known(call)
+
+    def move(self, call: DispatchedCall) -> Any:
+        """Copies a real tensor to the GPU; a copy into a real tensor leaves that as it was."""
+        if call.func is _to_copy and not _has_fakes(call):
+            return self._move(call.args[0], call.kwargs)
+        if call.func is _copy and not isinstance(call.args[0], FakeTensor):
             self.reads.note("left as it was")
-            return args[0]
-        if func is _to_copy and kwargs.get("device") == _HOST != self._device:
-            real = self.reads.copy_to_host(args[0])
-            if real is not None:
-                with no_dispatch():
-                    return real.to(kwargs.get("dtype") or real.dtype)
-        if func is _scalar and not self.in_model:
-            value = find_known(args[0])
+            return call.args[0]
+        return PASS
+
+    def copy_to_host(self, call: DispatchedCall) -> Any:
+        """Makes a real copy of a value that is known, or stands in for one."""
+        if call.func is not _to_copy or not call.kwargs.get("device") == _HOST != self._device:
+            return PASS
+        real = self.reads.copy_to_host(call.args[0])
+        if real is None:
+            return PASS
+        with no_dispatch():
+            return real.to(call.kwargs.get("dtype") or real.dtype)
+
+    def answer_assumed(self, call: DispatchedCall) -> Any:
+        """Answers a script that reads a value that was assumed."""
+        if call.func is _scalar and not self.in_model:
+            value = find_known(call.args[0])
             if value is not None and value.assumed:
-                return self.reads.answer_scalar(args[0])
-        self.runner.is_routed = self.in_model
-        if find_effect(func, args, kwargs) in (Effect.RANDOM, Effect.GENERATOR):
-            return self._draw(func, types, args, kwargs)
+                return self.reads.answer_scalar(call.args[0])
+        return PASS
+
+    def record_known(self, call: DispatchedCall) -> Any:
+        """Records an operator, with an answer where values decide over its result."""
         try:
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            return self.record(call)
         except DataDependentOutputException:
-            if func in (aten.equal.default, aten.allclose.default):
+            if call.func in (aten.equal.default, aten.allclose.default):
                 return self.reads.answer_truth(sys._getframe(1))
-            if func is not _scalar:
+            if call.func is not _scalar:
                 raise
-            return self.reads.answer_scalar(args[0])
+            return self.reads.answer_scalar(call.args[0])
         except DynamicOutputShapeException:
             # As many as there may be: the most memory.
             self.reads.note("as many as there are elements")
+            tensors = call.tensors
             masks = [t for t in tensors if t.dtype in (torch.bool, torch.uint8)] or tensors
             hints = self.runner.hints
             most = max(mask.numel() for mask in masks)
-            if func is aten.bincount.default and args[2:] > (0,):
+            if call.func is aten.bincount.default and call.args[2:] > (0,):
                 most = 0  # classes are counted, of which there are as many as was said
             self.runner.hints = replace(hints, default=most)
             try:
-                return super().__torch_dispatch__(func, types, args, kwargs)
+                return self.record(call)
             finally:
                 self.runner.hints = hints
 
@@ -139,15 +151,18 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         is_factory = not tensors and any(each.name == "device" for each in func._schema.arguments)
         return is_factory and not is_whole
 
-    def _draw(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def draw(self, call: DispatchedCall) -> Any:
         """Runs a random operator, which draws from the host's generator what a real one draws.
 
         On a GPU that is nothing. Other draws, such as the order of the data, are then a real run's.
         """
+        func, _, args, kwargs, _ = call
+        if find_effect(func, args, kwargs) not in (Effect.RANDOM, Effect.GENERATOR):
+            return PASS
         generator = kwargs.get("generator") or torch.default_generator
         with torch._C.DisableTorchFunction(), no_dispatch():
             state = generator.get_state()
-        result = super().__torch_dispatch__(func, types, args, kwargs)
+        result = self.record(call)
         made = list_tensors((result,))[0]
         with torch._C.DisableTorchFunction(), no_dispatch():
             generator.set_state(state)  # what is computed from known values may have drawn
@@ -191,9 +206,8 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         with no_dispatch():
             strides = torch.empty_like(tensor, device="meta").stride()
         options = {"dtype": dtype, "device": self._device}
-        made: Tensor = super().__torch_dispatch__(
-            aten.empty_strided.default, (), (tuple(tensor.shape), strides), options
-        )
+        call = DispatchedCall(_empty_strided, (), (tuple(tensor.shape), strides), options, [])
+        made: Tensor = self.record(call)
         if tensor.numel() == 1 or is_index(tensor):
             with no_dispatch():
                 value = tensor.to(dtype)
@@ -209,6 +223,10 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         is_unnamed = storage.category is Category.INPUT and not storage.name
         if is_unnamed or storage.category is Category.TEMPORARY or storage.name == KEPT:
             storage.category, storage.name = Category.INPUT, name
+
+
+def _has_fakes(call: DispatchedCall) -> bool:
+    return any(isinstance(tensor, FakeTensor) for tensor in call.tensors)
 
 
 def _make_real(fake: Tensor) -> Tensor:

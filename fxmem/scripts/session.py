@@ -35,6 +35,7 @@ from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.engine import watch_engine
 from fxmem.recording.isolation import replace_inference_mode
 from fxmem.recording.options import Options
+from fxmem.recording.saves import hook_saves, watch_saved
 from fxmem.recording.step import note_assumptions
 from fxmem.scripts.data import RealData
 from fxmem.scripts.launchers import Launcher
@@ -133,14 +134,14 @@ class Session:
             enter(fake_mode)
             enter(recorder)
             recorder.begin_step()
-            enter(recorder.watch_saved())
+            enter(watch_saved(recorder))
             if target.name == "cuda":
                 enter(translate_devices(target.device))
             noted = enter(lower_functions(target))
             enter(self._tracer.trace())
             self._tracer.set_phase(Phase.FORWARD)
             if target.name == "cuda":  # on the CPU, what prefetchers make stays real
-                enter(follow_threads(recorder.hook_saves))
+                enter(follow_threads(functools.partial(hook_saves, recorder)))
             try:
                 yield
             finally:

@@ -16,6 +16,7 @@ from fxmem.kernels.cuda.present_gpu import show_gpu
 from fxmem.kernels.registry import Backend
 from fxmem.recording.ledger import NO_STORAGE
 from fxmem.recording.recorder import Recorder
+from fxmem.recording.saves import watch_saved
 from fxmem.tracing.fakes import make_fake_mode
 
 
@@ -114,7 +115,7 @@ def test_an_output_that_its_own_operator_saves_dies_with_it(
 ) -> None:
     """A pack hook that returns its tensor would keep such an output in a cycle."""
     x = torch.zeros(4, requires_grad=True)
-    with recorder.watch_saved():
+    with watch_saved(recorder):
         y = function(x)
     died = len(recorder.operations) - 1
     del y

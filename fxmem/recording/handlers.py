@@ -1,0 +1,86 @@
+"""Calls of operators as a recorder sees them, and handlers of those that are not recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._mode_utils import no_dispatch
+
+from fxmem.errors import TraceError
+from fxmem.kernels.registry import Backend
+from fxmem.parallelism.reducer import is_count, run_collective
+from fxmem.tracing.source import find_source
+
+PASS: Any = object()
+"""Result of a handler that leaves a call to the next one."""
+_MOST_ELEMENTS = 1 << 45
+"""A tensor with more is a slip in an input's size; kernels' block counts overflow far above it."""
+
+
+class DispatchedCall(NamedTuple):
+    """A call of an operator that the recorder sees, with the tensors in its arguments."""
+
+    func: Any
+    types: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    tensors: list[Tensor]
+
+
+def run_marker(call: DispatchedCall) -> Any:
+    """Runs the profiler's operators, which mark a place in the code."""
+    if call.func.namespace != "profiler":
+        return PASS
+    with no_dispatch():
+        return call.func(*call.args, **call.kwargs)
+
+
+def run_count(call: DispatchedCall) -> Any:
+    """Runs an operator on the counts of a reducer, which are real tensors."""
+    if not is_count(call.func, call.tensors, call.kwargs):
+        return PASS
+    with no_dispatch():
+        if call.func.namespace == "c10d":
+            return run_collective(call.func, call.args)
+        return call.func(*call.args, **call.kwargs)
+
+
+def turn_devices(
+    target: Backend, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Turns devices of the target's type that code below torch functions names.
+
+    No mode of torch functions sees a call that one makes, as ``loss_parallel`` moves a target
+    (``torch/distributed/tensor/parallel/loss.py``).
+    """
+    named, device = kwargs.get("device"), target.device
+    if named is not None and named.type == target.name != device.type:
+        kwargs = {**kwargs, "device": device}
+    if len(args) > 1 and type(args[1]) is torch.device:  # aten::to.device
+        is_turned = args[1].type == target.name != device.type
+        args = (args[0], device if is_turned else args[1], *args[2:])
+    return args, kwargs
+
+
+def refuse_sparse(tensors: Iterable[Tensor]) -> None:
+    """Raises an error if a tensor is sparse."""
+    if any(tensor.layout is not torch.strided for tensor in tensors):
+        raise TraceError(
+            "sparse gradients and tensors are not supported",
+            hint="use sparse=False, or dense tensors",
+        )
+
+
+def refuse_endless(tensors: Iterable[Tensor]) -> None:
+    """Raises an error if a tensor has more elements than any device holds."""
+    for tensor in tensors:
+        if tensor.numel() > _MOST_ELEMENTS:
+            source = find_source()
+            at, size = f" at {source}" if source else "", "x".join(map(str, tensor.shape))
+            raise TraceError(
+                f"a tensor of {size} elements{at} fits no device",
+                hint="check the inputs' sizes",
+            )

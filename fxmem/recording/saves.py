@@ -1,0 +1,83 @@
+"""Hooks on the tensors that autograd saves while a step is recorded."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxmem.graph import RESIDENT
+from fxmem.patching import patch
+from fxmem.recording.autograd import is_own_output
+from fxmem.recording.ledger import NO_STORAGE
+from fxmem.recording.recorder import Recorder
+from fxmem.tracing.containers import iterate_tensors
+from fxmem.tracing.values import keep_value
+from fxmem.versions.operators import aten
+
+_saving: Any = torch._C._autograd
+
+
+@contextmanager
+def watch_saved(recorder: Recorder) -> Iterator[None]:
+    """Records what autograd saves for backward while active."""
+    disable = torch.autograd.graph.disable_saved_tensors_hooks
+
+    @contextmanager
+    def disable_hooks(message: str) -> Iterator[None]:
+        """Lets transforms of ``torch.func`` run, which refuse hooks: they see no saves."""
+        is_outermost = _saving._saved_tensors_hooks_is_enabled()
+        if is_outermost:
+            _saving._pop_saved_tensors_default_hooks()
+        try:
+            with disable(message):
+                yield
+        finally:
+            if is_outermost:
+                _saving._push_saved_tensors_default_hooks(
+                    functools.partial(_pack, recorder), _unpack
+                )
+
+    replaced = {torch.autograd.graph: {"disable_saved_tensors_hooks": disable_hooks}}
+    with hook_saves(recorder), patch(replaced):
+        yield
+
+
+def hook_saves(recorder: Recorder) -> Any:
+    """Makes a context in which what autograd saves is recorded, for this thread."""
+    return torch.autograd.graph.saved_tensors_hooks(functools.partial(_pack, recorder), _unpack)
+
+
+def _pack(recorder: Recorder, tensor: Tensor) -> Tensor:
+    """Records a tensor that autograd saves, and returns the tensor that it is to keep."""
+    with torch._C.DisableTorchFunction():
+        maker, node = tensor.grad_fn, recorder.node
+        is_recomputed = recorder.may_recompute(torch._C._current_autograd_node())
+        for part in iterate_tensors(tensor):
+            index = recorder.track(part, RESIDENT)  # before the operator that reads it
+            if index == NO_STORAGE or is_recomputed:
+                continue
+            recorder.autograd.add_save(index, part, maker, node, len(recorder.operations))
+            saved_by = recorder.ledger.storages[index].saved_by
+            if node is not None and node not in saved_by:
+                saved_by.append(node)
+        if not (is_own_output(maker) or recorder.user_references.includes(tensor)):
+            return tensor
+        # The saving operator's own output would hold its graph, and the graph the output; and the
+        # user's release of a tensor is seen only where autograd holds another tensor on the
+        # storage. ``SavedVariable::unpack`` gives an unpacked tensor its function back.
+        recorder.is_packing = True
+        try:
+            detached: Tensor = aten.detach.default(tensor)
+            keep_value(tensor, detached)
+            return detached
+        finally:
+            recorder.is_packing = False
+
+
+def _unpack(tensor: Tensor) -> Tensor:
+    return tensor
