@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
+from fxmem.versions.interfaces import find_owner
 from fxmem.versions.patches import PATCHES
 
 _ABSENT = object()
@@ -53,7 +54,7 @@ def patch(replacements: Mapping[Any, Mapping[str, Any]]) -> Iterator[None]:
         for owner, values in replacements.items():
             path = find_path(owner)
             for name, value in values.items():
-                if path.partition(".")[0] == "torch" and (path, name) not in _LISTED:
+                if path.partition(".")[0] == "torch" and not _is_listed(owner, name):
                     raise LookupError(f"{path}.{name} is not listed in fxmem/versions/patches.py")
                 before = vars(owner).get(name, _ABSENT)
                 setattr(owner, name, value)
@@ -62,6 +63,13 @@ def patch(replacements: Mapping[Any, Mapping[str, Any]]) -> Iterator[None]:
                 else:
                     stack.callback(setattr, owner, name, before)
         yield
+
+
+def _is_listed(owner: Any, name: str) -> bool:
+    if (find_path(owner), name) in _LISTED:
+        return True
+    # Some releases say of a class in C++ that another module defines it.
+    return any(name in row.names and find_owner(row.owner) is owner for row in PATCHES)
 
 
 def find_path(owner: Any) -> str:

@@ -25,7 +25,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fxmem.errors import UsageError
 from fxmem.parallelism.layout import Layout
-from fxmem.parallelism.object_collectives import OBJECT_COLLECTIVES
 from fxmem.parallelism.reducer import make_reducer_kind, make_work
 from fxmem.patching import change_items, patch
 from fxmem.versions.release import is_release
@@ -185,7 +184,7 @@ def _list_patches(backend: str) -> dict[Any, dict[str, Any]]:
 
     patches = _replace_everywhere("new_group", new_fake_group)
     for module in (dist, dist.distributed_c10d):
-        patches[module].update(OBJECT_COLLECTIVES)
+        patches[module].update(_OBJECT_COLLECTIVES)
     patches[dist].update(get_backend=get_asked_backend, Reducer=make_reducer_kind())
     tracker = type("OffsetBasedRNGTracker", (_StatelessTracker,), {})
     patches |= {
@@ -212,6 +211,44 @@ def _replace_everywhere(name: str, function: Any) -> dict[Any, dict[str, Any]]:
     """Lists a function of process groups for all modules that have it by name."""
     owners = (dist, dist.distributed_c10d, device_mesh)
     return {owner: {name: function} for owner in owners if hasattr(owner, name)}
+
+
+def _broadcast(object_list: list[Any], *_: Any, **__: Any) -> None:
+    """Leaves the objects of a list as they are: on the source, which has them."""
+
+
+def _gather_to_all(object_list: list[Any], obj: Any, *_: Any, **__: Any) -> None:
+    object_list[:] = [obj] * len(object_list)
+
+
+def _gather(obj: Any, object_gather_list: Any = None, *_: Any, **__: Any) -> None:
+    if object_gather_list is not None:
+        _gather_to_all(object_gather_list, obj)
+
+
+def _scatter(
+    scatter_object_output_list: list[Any],
+    scatter_object_input_list: Any = None,
+    src: Any = None,
+    group: Any = None,
+    **_: Any,
+) -> None:
+    if scatter_object_input_list:
+        scatter_object_output_list[0] = scatter_object_input_list[dist.get_rank(group)]
+
+
+_OBJECT_COLLECTIVES: dict[str, Any] = {
+    "broadcast_object_list": _broadcast,
+    "all_gather_object": _gather_to_all,
+    "gather_object": _gather,
+    "scatter_object_list": _scatter,
+    "monitored_barrier": lambda *_, **__: None,  # which gloo alone has
+}
+"""Answers to collectives of Python objects, which pickle objects into tensors and read their sizes.
+
+The objects of other ranks are taken to be as this rank's. Source:
+``torch/distributed/distributed_c10d.py``.
+"""
 
 
 class _StatelessTracker:

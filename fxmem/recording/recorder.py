@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import BackwardCFunction
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_map_only
 
 from fxmem.graph import (

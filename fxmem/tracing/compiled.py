@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from importlib.abc import MetaPathFinder
+from collections.abc import Callable, Iterator, MutableMapping
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -56,37 +55,28 @@ def patch_when_imported(
 ) -> Iterator[None]:
     """Patches a module that takes long to import, within: at once, or when others import it."""
     with contextlib.ExitStack() as stack:
+
+        def find_spec(asked: str, *_place: Any) -> ModuleSpec | None:
+            if asked != name or finder not in sys.meta_path:
+                return None
+            sys.meta_path.remove(finder)  # for the others to find it
+            spec = importlib.util.find_spec(name)
+            loader: Any = spec.loader if spec else None
+            run = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                run(module)
+                stack.enter_context(make_patch(module))
+
+            loader.exec_module = exec_module
+            return spec
+
+        finder: Any = SimpleNamespace(find_spec=find_spec)
         if name in sys.modules:
             stack.enter_context(make_patch(sys.modules[name]))
-        finder = _Finder(name, lambda module: stack.enter_context(make_patch(module)))
         sys.meta_path.insert(0, finder)
         try:
             yield
         finally:
-            sys.meta_path.remove(finder)
-
-
-class _Finder(MetaPathFinder):
-    """Finds one module as the others would, and sees it when it has run."""
-
-    def __init__(self, name: str, see: Callable[[ModuleType], object]) -> None:
-        self._name: str | None = name
-        self._see = see
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Finds the module, once."""
-        if name != self._name:
-            return None
-        self._name = None  # for the others to find it
-        spec = importlib.util.find_spec(name)
-        loader: Any = spec.loader if spec else None
-        run = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            run(module)
-            self._see(module)
-
-        loader.exec_module = exec_module
-        return spec
+            if finder in sys.meta_path:
+                sys.meta_path.remove(finder)

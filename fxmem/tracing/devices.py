@@ -114,10 +114,6 @@ def keep_default_on_cpu() -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if _device.CURRENT_DEVICE is None else _HOST
 
 
-class _Thread(threading.local):
-    is_busy = False
-
-
 class _Translator(TorchFunctionMode):
     """Answers questions about devices, and turns the devices that functions are given.
 
@@ -130,11 +126,11 @@ class _Translator(TorchFunctionMode):
         self._device = device
         self._named = named
         self._is_gpu = device != _HOST
-        self._thread = _Thread()
+        self._thread = threading.local()
 
     @property
     def is_busy(self) -> bool:
-        return self._thread.is_busy
+        return getattr(self._thread, "is_busy", False)
 
     def __torch_function__(
         self,
@@ -149,12 +145,11 @@ class _Translator(TorchFunctionMode):
             if is_on_gpu and inner is not args[0] and _is_of_checkpoint(sys._getframe(1)):
                 is_on_gpu = False  # as in its hooks, which run where this mode does not
             return _ANSWERS[func] if is_on_gpu else func(*args)
-        thread = self._thread
-        was_busy, thread.is_busy = thread.is_busy, True
+        was_busy, self._thread.is_busy = self.is_busy, True
         try:
             return self._run(func, args, kwargs or {})
         finally:
-            thread.is_busy = was_busy
+            self._thread.is_busy = was_busy
 
     def _run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kwargs or func in _SPELLED or _device.CURRENT_DEVICE is not None:

@@ -191,7 +191,7 @@ class GraphBuilder:
         if isinstance(value, SizeInt):
             return self._convert_size(value)
         if isinstance(value, torch.device) and self._anchor is not None:
-            # A GPU's tensors are fakes on cpu:0, whatever the code sees: kernels/cuda/devices.py.
+            # A GPU's tensors are fakes on cpu:0, whatever the code sees: tracing/devices.py.
             device, node, path = self._anchor
             if value.type != "cpu" or device.index is None:
                 # The graph runs wherever its first input is.

@@ -13,7 +13,7 @@ import sys
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -100,7 +100,7 @@ def swap_in_fakes(
     tensors += [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
     for reader in readers:
         deque(iterate_reached(reader, seen), maxlen=0)
-    places = [place for holder in seen.values() for place in list_places(holder)]
+    places: list[Any] = [place for held in seen.values() for place in list_places(held)]
     before = [(place, place.read()) for place in places]
     containers: list[Any] = [holder for holder in seen.values() if type(holder) in _CLEARED]
 
@@ -112,20 +112,13 @@ def swap_in_fakes(
             if id(container) not in reached:
                 container.clear()
 
-    try:
+    with ExitStack() as stack:
+        for place, contents in before:
+            stack.callback(place.restore, contents)  # whether or not others raise
         _write_fakes(before, tensors, fakes)
         del fakes  # a gradient, for instance, must be able to go
         model.train(train)
         yield *inputs, forget_replaced
-    finally:
-        errors: list[Exception] = []
-        for place, contents in reversed(before):
-            try:
-                place.restore(contents)
-            except Exception as error:  # the others must come back all the same
-                errors.append(error)
-        if errors:
-            raise errors[0]
 
 
 @contextmanager

@@ -17,11 +17,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim import optimizer
+from torch.utils import _foreach_utils
 
 from fxmem.gpus import GpuModel
 from fxmem.kernels.registry import ANY, Backend
+from fxmem.patching import patch
 from fxmem.tracing.fakes import find_inner
 from fxmem.versions import release
+from fxmem.versions.operators import aten
 
 GPU_DEVICE = torch.device("cpu", 0)
 """Device of the GPU's fake tensors; fake tensors of the host lie on ``torch.device("cpu")``."""
@@ -162,3 +168,31 @@ def use_gpu(gpu: Gpu) -> Iterator[None]:
 def is_on_gpu(tensor: object) -> bool:
     """Returns whether a fake tensor stands for one in the GPU's memory."""
     return isinstance(tensor, torch.Tensor) and find_inner(tensor).device == GPU_DEVICE
+
+
+# -- what holds for every step --
+
+_to_copy = aten._to_copy.default
+
+
+@CUDA.kernel(_to_copy)
+def _copy_constant(tensor: Tensor, **kwargs: Any) -> Any:
+    """A copy of what has a known value takes the device of that value, which is the host."""
+    device = kwargs.get("device")
+    if device is None or getattr(tensor, "constant", None) is None:
+        return NotImplemented
+    result = _to_copy(tensor, **kwargs)
+    result.fake_device = device
+    result.constant = None  # what PyTorch computes from it would lie on the host again
+    return result
+
+
+@CUDA.context
+def _update_together() -> contextlib.AbstractContextManager[None]:
+    """Optimizers update all parameters together where all are plain tensors on a GPU.
+
+    ``torch/optim/optimizer.py``, ``_default_to_fused_or_foreach``: by their exact type; as does
+    ``torch.nn.utils.clip_grad_norm_``, by ``torch/utils/_foreach_utils.py``.
+    """
+    name, modules = "_foreach_supported_types", (optimizer, _foreach_utils)
+    return patch({module: {name: [*vars(module)[name], FakeTensor]} for module in modules})

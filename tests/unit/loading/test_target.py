@@ -189,16 +189,6 @@ def test_a_factory_may_cast_and_move_to_a_gpu(write: Write, name: str) -> None:
         assert model.head.weight is model.embedding.weight
 
 
-def test_torch_is_left_unpatched(write: Write) -> None:
-    before = nn.Module._apply, nn.init._no_grad_trunc_normal_, torch.autograd.backward
-    load("nets:Rates")
-    explain("nets:fail")
-    after = nn.Module._apply, nn.init._no_grad_trunc_normal_, torch.autograd.backward
-    assert after == before
-    assert isinstance(nn.Linear(2, 2).weight, nn.Parameter)
-    assert not isinstance(nn.Linear(2, 2).weight, FakeTensor)
-
-
 def test_random_numbers_and_defaults_are_left_as_found(write: Write) -> None:
     numpy = pytest.importorskip("numpy")
     write(

@@ -1,4 +1,4 @@
-"""Devices that the code names mean the target's; no fake tensor is ever on an accelerator."""
+"""Translation of the devices that code names and asks for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from torch import nn
 from torch.utils import _device
 
 import fxmem
-from fxmem.tracing.devices import translate_devices
+from fxmem.kernels.cuda import CUDA as TARGET
+from fxmem.kernels.cuda.gpu import GPU_DEVICE
+from fxmem.kernels.functions import lower_functions
+from fxmem.recording.recorder import Recorder
+from fxmem.tracing.devices import TypeOnGpu, translate_devices
+from fxmem.tracing.fakes import make_fake_mode
 
 
 @pytest.fixture(autouse=True)
@@ -128,3 +133,74 @@ def test_an_attribute_lies_where_the_code_put_it(tmp_path: Path, device: str) ->
     if device == "cuda":  # what was made on the host stays there
         with pytest.raises(fxmem.TraceError, match="on the same device"):
             fxmem.analyze(f"{path}:Net", ("3x2", True), device=device)
+
+
+# -- on a GPU that is not there --
+
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def x() -> Iterator[torch.Tensor]:
+    """A tensor on the GPU that is not there."""
+    with make_fake_mode(), translate_devices(GPU_DEVICE):
+        yield torch.empty(4, 8, device="cuda")
+
+
+def test_a_tensor_on_the_gpu_says_so(x: torch.Tensor) -> None:
+    assert x.device == CUDA and x.is_cuda and not x.is_cpu and x.get_device() == 0
+    assert x.fake_device == GPU_DEVICE
+
+
+def make_bags() -> torch.Tensor:
+    """Makes offsets beside its input."""
+    indices = torch.zeros(2, 3, dtype=torch.int64, device="cuda")
+    return torch.nn.functional.embedding_bag(indices, torch.zeros(5, 4, device="cuda"))
+
+
+def test_what_is_made_beside_it_is_there_too(x: torch.Tensor) -> None:
+    for made in (
+        torch.zeros(3, device=x.device),
+        torch.zeros(3, device="cuda:0"),
+        torch.zeros(3).to(x.device),
+        torch.zeros(3).to("cuda"),
+        torch.zeros(3).cuda(),
+        torch.zeros(3).type(TypeOnGpu(torch.HalfTensor)),
+        x.new(2, 3),
+        x.new([1.0, 2.0]),
+        x.new_tensor([1.0, 2.0]),
+        x.new_zeros(3),
+        torch.tensor([1.0, 2.0], device=x.device),
+        make_bags(),
+        torch.zeros_like(x),
+        torch.nn.functional.one_hot(x.argmax(1), 8),
+        x * torch.tensor(2.0),
+    ):
+        assert made.device == CUDA
+
+
+def test_what_names_no_device_lies_on_the_host(x: torch.Tensor) -> None:
+    on_host = torch.zeros_like(x, device="cpu"), torch.zeros(3).pin_memory()
+    for made in (torch.arange(3), x.cpu(), x.to("cpu"), *on_host):
+        assert made.device == torch.device("cpu") and made.is_cpu and made.get_device() == -1
+
+
+def test_copied_values_lie_where_they_were_copied_to_and_keep_them(x: torch.Tensor) -> None:
+    with Recorder(TARGET), lower_functions(TARGET):
+        empty = torch.tensor([], device="cuda")
+        assert torch.cat([empty, x.flatten()]).is_cuda
+        two = torch.tensor(1, device="cuda") + 1
+        assert two.is_cuda and (two == 2).is_cuda and two.item() == 2
+
+
+def test_backward_sees_the_devices_of_fake_kernels(x: torch.Tensor) -> None:
+    with lower_functions(TARGET):
+        y = torch.empty(4, 8, device="cuda", requires_grad=True)
+        (y * x).sum().backward()
+    assert y.grad is not None and y.grad.is_cuda
+    assert torch.empty(2, device="meta").device.type == "meta"
+
+
+def test_the_two_do_not_mix(x: torch.Tensor) -> None:
+    with pytest.raises(RuntimeError, match="same device"):
+        x + torch.ones(4, 8)

@@ -1,4 +1,4 @@
-"""The private names of torch in fxmem's code are those that it lists."""
+"""The private names of torch in the code of fxmem are listed, and all there."""
 
 from __future__ import annotations
 
