@@ -60,10 +60,10 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         self.in_model = False
         self._device = target.device
         self.handlers = [
-            self.run_own,
-            run_marker,
             self.run_wrapper,
             self.run_real,
+            self.run_own,
+            run_marker,
             self.run_on_fakes,
         ]
 
