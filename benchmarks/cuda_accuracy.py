@@ -34,7 +34,7 @@ from fxmem.analysis import Analysis
 from fxmem.graph import Phase
 from fxmem.kernels.cuda.gpu import Gpu, count_threads
 from fxmem.memory.allocation import _list_events, replay
-from fxmem.recording import options
+from fxmem.training import options
 
 DATA = Path("tests/data/cuda")
 NO_DATA = "Nothing was measured yet: run python -m benchmarks.cuda_measure on a machine with a GPU."

@@ -434,7 +434,7 @@ class Analysis(Result):
     def graph_module(self) -> Any:
         """The traced forward as a ``torch.fx.GraphModule`` that runs, its nodes annotated.
 
-        See :func:`fxmem.recording.annotation.make_graph_module`. None where the frontend is
+        See :func:`fxmem.training.annotation.make_graph_module`. None where the frontend is
         ``"record"``, for the reason in ``setup.frontend_reason``, and in a saved report.
         """
         return None if self.blueprint is None else self.blueprint.make_graph_module(self)

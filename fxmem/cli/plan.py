@@ -167,7 +167,7 @@ def _parse_limit(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _list_search_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    from fxmem.recording.options import load_choice
+    from fxmem.training.options import load_choice
 
     strategy = load_choice(arguments.strategy)
     given = {

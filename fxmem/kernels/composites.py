@@ -11,9 +11,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from fxmem.fakes.fake_mode import LeanDispatchMode
 from fxmem.graph import measure_blocks
 from fxmem.kernels.registry import Backend, OperatorCall
-from fxmem.tracing.fakes import LeanDispatchMode
 
 
 class _Meter(LeanDispatchMode):  # type: ignore[no-untyped-call]

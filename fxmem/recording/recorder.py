@@ -20,6 +20,8 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_map_only
 
+from fxmem.fakes.containers import iterate_tensors
+from fxmem.fakes.fake_mode import LeanDispatchMode, find_inner, is_wrapper
 from fxmem.graph import (
     EMPTY_CACHE,
     RESIDENT,
@@ -57,9 +59,7 @@ from fxmem.recording.operators import (
     find_overwritable,
 )
 from fxmem.recording.size_hints import SizeHints
-from fxmem.tracing.containers import iterate_tensors
-from fxmem.tracing.fakes import LeanDispatchMode, find_inner, is_wrapper
-from fxmem.tracing.source import find_source
+from fxmem.source import find_source
 from fxmem.versions.operators import aten
 
 prim_device = torch.ops.prim.device.default

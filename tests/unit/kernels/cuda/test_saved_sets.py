@@ -18,7 +18,7 @@ from saved_sets.row import Row
 
 from fxmem.graph import Category, MemoryGraph
 from fxmem.kernels.cuda import CUDA
-from fxmem.recording import options
+from fxmem.training import options
 
 REGISTRIES = (CUDA._functions, CUDA._kernels)
 
