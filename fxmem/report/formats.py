@@ -197,20 +197,18 @@ def find_view(kind: str, options: RenderOptions) -> str:
 
 def render(result: Any, kind: str, options: RenderOptions) -> str | bytes:
     """Writes a result in a format; refuses a plan for another model."""
-    view, entry, subject = find_view(kind, options), FORMATS[kind], result
-    if not entry.is_report:
-        subject = result.pictured
-        if subject is None:
-            reports = ", ".join(e.suffixes[0] for e in FORMATS.values() if e.is_report)
-            raise UsageError(f"{kind} is for a step, not for this result", hint=f"use {reports}")
+    view, entry, step = find_view(kind, options), FORMATS[kind], result.pictured
+    if step is None and (options.plan is not None or not entry.is_report):
+        what = "a plan" if entry.is_report else kind
+        raise UsageError(f"{what} is for a step, not for this result", hint="use an analysis")
     if options.plan is not None:
-        if subject.setup.mesh is not None:
+        if step.setup.mesh is not None:
             raise UsageError(
                 "plans are not drawn on the step of a rank",
                 hint="draw fxmem.analyze(fxmem.apply(model, plan), ..., mesh=...)",
             )
-        options.plan.check(subject.graph)
-    return entry.views[view](subject, options, kind)
+        options.plan.check(step.graph)
+    return entry.views[view](result if entry.is_report else step, options, kind)
 
 
 def write_file(result: Any, path: str | os.PathLike[str], options: RenderOptions) -> None:
