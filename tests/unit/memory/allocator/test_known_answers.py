@@ -6,14 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from fxmem.memory.allocator import (
-    AllocatorSettings,
-    Block,
-    CachingAllocator,
-    DeviceMemory,
-    OutOfMemory,
-    parse_settings,
-)
+from fxmem.memory.allocator.caching import CachingAllocator, OutOfMemory
+from fxmem.memory.allocator.heap import Block, DeviceMemory
+from fxmem.memory.allocator.settings import AllocatorSettings, parse_settings
 
 MIB = 1024**2
 BY_SIZE = (
