@@ -31,15 +31,9 @@ from typing import Any
 
 from tabulate import tabulate
 
-from fxmem.memory.allocator import (
-    AllocatorSettings,
-    Block,
-    CachingAllocator,
-    DeviceMemory,
-    OutOfMemory,
-    TraceEvent,
-    parse_settings,
-)
+from fxmem.memory.allocator.caching import CachingAllocator, OutOfMemory
+from fxmem.memory.allocator.heap import Block, DeviceMemory, TraceEvent
+from fxmem.memory.allocator.settings import AllocatorSettings, parse_settings
 
 MIB = 1024**2
 SLACK_BYTES = MIB

@@ -23,7 +23,7 @@ from fxmem.memory.allocation import (
     find_warmup_peak,
     run_on_device,
 )
-from fxmem.memory.allocator import AllocatorSettings
+from fxmem.memory.allocator.settings import AllocatorSettings
 from fxmem.memory.labels import label_storages
 from fxmem.memory.liveness import MemoryProfile, Peak, build_profile
 from fxmem.memory.module_tree import Module, build_modules

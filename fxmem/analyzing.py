@@ -21,7 +21,7 @@ from fxmem.kernels.cuda.present_gpu import show_gpu
 from fxmem.loading.building import silence_fake_kernels
 from fxmem.loading.inputs import check_inputs, check_model, gather_inputs
 from fxmem.loading.target import load_target, prepare_targets
-from fxmem.memory.allocator import AllocatorSettings, parse_settings
+from fxmem.memory.allocator.settings import AllocatorSettings, parse_settings
 from fxmem.parallelism.layout import Layout
 from fxmem.parallelism.process_group import offer_group
 from fxmem.patching import hold_process

@@ -21,18 +21,16 @@ from fxmem.graph import (
     SourceLocation,
     measure_blocks,
 )
-from fxmem.memory.allocator import (
-    AllocatorSettings,
+from fxmem.memory.allocator.caching import CachingAllocator, OutOfMemory, Shortage
+from fxmem.memory.allocator.heap import (
     Block,
     BlockState,
-    CachingAllocator,
     DeviceMemory,
-    OutOfMemory,
     SegmentState,
-    Shortage,
     TraceAction,
     TraceEvent,
 )
+from fxmem.memory.allocator.settings import AllocatorSettings
 from fxmem.memory.timeline import Action, Event, build_timeline
 
 _ACTIONS = (Action.FREE, Action.ALLOC)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from fxmem.analysis import Analysis
 from fxmem.errors import UsageError
 from fxmem.graph import Phase
-from fxmem.memory.allocator import AllocatorSettings
+from fxmem.memory.allocator.settings import AllocatorSettings
 from fxmem.planning.last_micro_batch import repeat_flops, take_last_micro_batch
 from fxmem.planning.model.costs import find_roofline, price_operations, price_run
 from fxmem.planning.model.index import StepIndex, build_index, is_batch_norm

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fxmem.errors import UsageError
 from fxmem.graph import Category
 from fxmem.memory.allocation import trace_blocks
-from fxmem.memory.allocator import SegmentState, TraceAction
+from fxmem.memory.allocator.heap import SegmentState, TraceAction
 from fxmem.memory.labels import label_operator
 from fxmem.memory.timeline import Action, Event
 

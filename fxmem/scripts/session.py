@@ -31,7 +31,8 @@ from fxmem.graph import EMPTY_CACHE, Category, Phase
 from fxmem.kernels.cuda.present_gpu import show_gpu
 from fxmem.kernels.functions import lower_functions
 from fxmem.loading.building import silence_fake_kernels
-from fxmem.memory.allocator import AllocatorMeter, DeviceMemory
+from fxmem.memory.allocator.heap import DeviceMemory
+from fxmem.memory.allocator.meter import AllocatorMeter
 from fxmem.parallelism.process_group import offer_group, run_outside_modes
 from fxmem.patching import hold_process, patch
 from fxmem.recording.assemble import assemble_graph

@@ -28,7 +28,7 @@ QUICK = (
 )
 
 DRAWN = {"spectral_norm_old": 2, "hf/mpt": 2}
-"""Models of which plans at random find what those of the search do not."""
+"""Models on which plans at random find what plans of the search do not."""
 
 
 @pytest.fixture(autouse=True)

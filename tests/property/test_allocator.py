@@ -16,16 +16,9 @@ from hypothesis import strategies as st
 from measuring.naive_allocator import NaiveAllocator
 from trials import try_examples
 
-from fxmem.memory.allocator import (
-    AllocatorSettings,
-    Block,
-    CachingAllocator,
-    DeviceMemory,
-    OutOfMemory,
-    SegmentState,
-    TraceAction,
-    TraceEvent,
-)
+from fxmem.memory.allocator.caching import CachingAllocator, OutOfMemory
+from fxmem.memory.allocator.heap import Block, DeviceMemory, SegmentState, TraceAction, TraceEvent
+from fxmem.memory.allocator.settings import AllocatorSettings
 
 MIB = 1024**2
 RUNS = try_examples(120)

@@ -31,7 +31,7 @@ STRICT = try_examples(40, are_slow=True)
 
 
 def is_idle(facts: StepIndex, region: SegmentRange) -> bool:
-    """Tells whether backward needs nothing of a region, which no plan then computes again."""
+    """Returns whether backward needs nothing of a region, which no plan then computes again."""
     nodes = range(region.start, region.stop)
     return not any(s.unpacked is not None for node in nodes for s in facts.saves_by_node[node])
 

@@ -20,7 +20,7 @@ from hand_made import MIB, add_first_step, make_graph, make_setup
 from fxmem.analysis import Analysis
 from fxmem.gpus import GpuModel, find_gpu
 from fxmem.graph import Phase
-from fxmem.memory.allocator import AllocatorSettings
+from fxmem.memory.allocator.settings import AllocatorSettings
 from fxmem.report.document import Fit, build_document
 from fxmem.report.text import write_fit
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import dropwhile, pairwise
 
-from fxmem.memory.allocator import AllocatorSettings
+from fxmem.memory.allocator.settings import AllocatorSettings
 
 MIB = 1024**2
 PAGE = 2 * MIB

@@ -10,7 +10,9 @@ from torch import nn
 
 import fxmem
 from benchmarks.allocator_trace import check
-from fxmem.memory.allocator import Block, CachingAllocator, TraceEvent, parse_settings
+from fxmem.memory.allocator.caching import CachingAllocator
+from fxmem.memory.allocator.heap import Block, TraceEvent
+from fxmem.memory.allocator.settings import parse_settings
 
 MIB = 1024**2
 

@@ -26,7 +26,7 @@ from benchmarks.cuda_trace import (
 from fxmem.analysis import Analysis, Setup
 from fxmem.graph import RESIDENT, Category, MemoryGraph, Operation, Phase, Storage
 from fxmem.kernels.cuda.gpu import Gpu, current_gpu
-from fxmem.memory.allocator import AllocatorSettings
+from fxmem.memory.allocator.settings import AllocatorSettings
 from fxmem.training.options import resolve_options
 
 GPU = {"gpu": "A GPU", "capability": [9, 0], "multiprocessors": 132}

@@ -14,7 +14,7 @@ from fxmem.memory.allocation import (
     run_on_device,
     trace_blocks,
 )
-from fxmem.memory.allocator import AllocatorSettings
+from fxmem.memory.allocator.settings import AllocatorSettings
 from fxmem.memory.timeline import build_timeline
 
 MIB = 1 << 20

@@ -188,7 +188,7 @@ def test_gradients_are_those_that_autograd_hands_to_hooks(
         if what == "gradient":
             checked += 1
             assert named[node] in handed_on[storage.index], (storage, node)
-    # and few are missed: those that autograd adds up first, and has in hand as a part before
+    # and few are missed: gradients that autograd adds up first, and holds as a part before
     assert checked >= 0.8 * len(set(handed_on) & {s.index for s in list_temporaries(analysis)})
 
 

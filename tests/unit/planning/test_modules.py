@@ -69,7 +69,7 @@ def test_all_calls_of_a_module_go_together() -> None:
     assert "1.inner" not in choices  # the same module has one name
     for model in (nn.Sequential(Mlp()), shared), (nn.Sequential(shared), shared):
         _, choices, _ = look_up(nn.Sequential(*model, nn.Linear(8, 1)))
-        assert "0" in choices and "0.0" not in choices  # the outermost of those that share calls
+        assert "0" in choices and "0.0" not in choices  # the outermost that shares calls
 
 
 def draw(model: Any, x: Tensor) -> Tensor:

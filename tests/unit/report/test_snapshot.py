@@ -15,7 +15,7 @@ from torch.cuda import _memory_viz
 import fxmem
 from fxmem.analysis import Analysis
 from fxmem.graph import MemoryGraph
-from fxmem.memory.allocator import AllocatorSettings
+from fxmem.memory.allocator.settings import AllocatorSettings
 from fxmem.report.snapshot import build_snapshot, write_snapshot
 
 

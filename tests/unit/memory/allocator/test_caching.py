@@ -13,17 +13,9 @@ import re
 import pytest
 
 from fxmem.errors import UsageError
-from fxmem.memory.allocator import (
-    AllocatorSettings,
-    Block,
-    CachingAllocator,
-    DeviceMemory,
-    OutOfMemory,
-    Shortage,
-    TraceAction,
-    TraceEvent,
-    parse_settings,
-)
+from fxmem.memory.allocator.caching import CachingAllocator, OutOfMemory, Shortage
+from fxmem.memory.allocator.heap import Block, DeviceMemory, TraceAction, TraceEvent
+from fxmem.memory.allocator.settings import AllocatorSettings, parse_settings
 
 MIB = 1024**2
 SPLIT = "max_split_size_mb:20"

@@ -6,14 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from fxmem.memory.allocator import (
-    AllocatorSettings,
-    Block,
-    CachingAllocator,
-    DeviceMemory,
-    OutOfMemory,
-    parse_settings,
-)
+from fxmem.memory.allocator.caching import CachingAllocator, OutOfMemory
+from fxmem.memory.allocator.heap import Block, DeviceMemory
+from fxmem.memory.allocator.settings import AllocatorSettings, parse_settings
 
 MIB = 1024**2
 BY_SIZE = (
@@ -70,7 +65,7 @@ def test_expandable_blocks_are_not_in_the_way_of_the_split_limit() -> None:
 
 
 class FallingMemory(DeviceMemory):
-    """A driver whose addresses fall, as those of both traces do."""
+    """A driver whose addresses fall, as in both traces."""
 
     def reserve_addresses(self, nbytes: int) -> int:
         return 2**47 - super().reserve_addresses(nbytes) - nbytes

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from fxmem.memory.allocator import AllocatorMeter, AllocatorSettings, DeviceMemory
+from fxmem.memory.allocator.heap import DeviceMemory
+from fxmem.memory.allocator.meter import AllocatorMeter
+from fxmem.memory.allocator.settings import AllocatorSettings
 
 MIB = 1024**2
 

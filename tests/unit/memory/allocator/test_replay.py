@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from fxmem.graph import Phase
 from fxmem.memory.allocation import replay
-from fxmem.memory.allocator import AllocatorSettings, Shortage
+from fxmem.memory.allocator.caching import Shortage
+from fxmem.memory.allocator.settings import AllocatorSettings
 from fxmem.memory.timeline import Action, Event
 
 MIB = 1024**2

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fxmem.errors import UsageError
-from fxmem.memory.allocator import AllocatorSettings, parse_settings
+from fxmem.memory.allocator.settings import AllocatorSettings, parse_settings
 
 MIB = 1024**2
 
