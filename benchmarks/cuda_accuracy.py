@@ -33,9 +33,8 @@ from benchmarks.cuda_trace import describe_trace
 from fxmem.analysis import Analysis
 from fxmem.graph import Phase
 from fxmem.kernels.cuda.gpu import Gpu, count_threads
-from fxmem.memory.allocation import _list_events
-from fxmem.memory.allocator import replay
-from fxmem.recording import options
+from fxmem.memory.allocation import _list_events, replay
+from fxmem.training import options
 
 DATA = Path("tests/data/cuda")
 NO_DATA = "Nothing was measured yet: run python -m benchmarks.cuda_measure on a machine with a GPU."

@@ -16,8 +16,7 @@ from tabulate import tabulate
 
 from benchmarks.cuda_measure import Result
 from fxmem.graph import MemoryGraph, Phase
-from fxmem.memory.allocation import _list_events
-from fxmem.memory.allocator import replay
+from fxmem.memory.allocation import _list_events, replay
 from fxmem.memory.timeline import Action, Event
 
 BEFORE = "before the second step"

@@ -34,8 +34,8 @@ from benchmarks.stamp import write_stamp
 from benchmarks.torchtitan_logs import RUNS, Run, predict
 from fxmem.analysis import Analysis
 from fxmem.graph import Category, Phase
-from fxmem.memory.allocation import _list_events
-from fxmem.memory.allocator import parse_settings, replay
+from fxmem.memory.allocation import _list_events, replay
+from fxmem.memory.allocator import parse_settings
 
 COMMAND = "python -m benchmarks.many_gpus -o docs/results/many_gpus.md"
 LLAMA = Path(__file__).parent.parent / "examples" / "llama.py"

@@ -394,18 +394,9 @@ class Analysis(Result):
     def draw_pictures(self) -> Iterator[tuple[str, bytes]]:
         return self.draw([TIMELINE, GRAPH])
 
-    def render(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        view: str | None = None,
-        depth: int | None = None,
-        expand: bool = False,
-        plan: Plan | None = None,
-        front: Iterable[Plan] = (),
-    ) -> None:
-        """Draws a picture of the step: :func:`fxmem.render`, whose arguments these are."""
-        write_file(self, path, RenderOptions(view, depth, expand, plan, tuple(front)))
+    def render(self, path: str | os.PathLike[str], **options: Any) -> None:
+        """Draws a picture of the step: :func:`fxmem.render`, with its arguments."""
+        write_file(self, path, RenderOptions(**options))
 
     def to_graphviz(
         self, *, depth: int | None = None, expand: bool = False, plan: Plan | None = None
@@ -443,7 +434,7 @@ class Analysis(Result):
     def graph_module(self) -> Any:
         """The traced forward as a ``torch.fx.GraphModule`` that runs, its nodes annotated.
 
-        See :func:`fxmem.recording.annotation.make_graph_module`. None where the frontend is
+        See :func:`fxmem.training.annotation.make_graph_module`. None where the frontend is
         ``"record"``, for the reason in ``setup.frontend_reason``, and in a saved report.
         """
         return None if self.blueprint is None else self.blueprint.make_graph_module(self)

@@ -13,6 +13,9 @@ from torch import fx, nn
 
 from fxmem.analysis import Analysis, Setup
 from fxmem.errors import DataDependentError, TraceError, UsageError
+from fxmem.fakes.devices import translate_devices
+from fxmem.fakes.fake_mode import describe_inputs, make_fake_mode
+from fxmem.fakes.swapping import restore_user_state
 from fxmem.graph import Category
 from fxmem.kernels.cuda.present_gpu import show_gpu
 from fxmem.loading.building import silence_fake_kernels
@@ -22,11 +25,15 @@ from fxmem.memory.allocator import AllocatorSettings, parse_settings
 from fxmem.parallelism.layout import Layout
 from fxmem.parallelism.process_group import offer_group
 from fxmem.patching import hold_process
-from fxmem.recording.blueprint import Blueprint
-from fxmem.recording.failures import is_traced
-from fxmem.recording.losses import resolve_loss
-from fxmem.recording.optimizers import resolve_optimizer
-from fxmem.recording.options import (
+from fxmem.tracing.compiled import NOT_COMPILED
+from fxmem.tracing.conditions import leave_autocast
+from fxmem.tracing.modules import describe_model, remember_model
+from fxmem.tracing.state import save_random_states
+from fxmem.training.blueprint import Blueprint
+from fxmem.training.failures import is_traced
+from fxmem.training.losses import resolve_loss
+from fxmem.training.optimizers import resolve_optimizer
+from fxmem.training.options import (
     LossChoice,
     OptimizerChoice,
     Options,
@@ -35,14 +42,7 @@ from fxmem.recording.options import (
     name_choice,
     resolve_options,
 )
-from fxmem.recording.step import Recording
-from fxmem.tracing.compiled import NOT_COMPILED
-from fxmem.tracing.conditions import leave_autocast
-from fxmem.tracing.devices import translate_devices
-from fxmem.tracing.fakes import describe_inputs, make_fake_mode
-from fxmem.tracing.modules import describe_model, remember_model
-from fxmem.tracing.state import save_random_states
-from fxmem.tracing.swapping import restore_user_state
+from fxmem.training.step import Recording
 from fxmem.units import format_bytes
 from fxmem.versions.release import check_release
 
@@ -59,7 +59,7 @@ def analyze_model(
 ) -> Analysis:
     """Records a step of a model and describes it: :func:`fxmem.analyze`, with its arguments.
 
-    Those that are not named here are of :func:`fxmem.recording.options.resolve_options`.
+    Those that are not named here are of :func:`fxmem.training.options.resolve_options`.
     """
     check_release()
     chosen = resolve_options(**options)

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from fxmem.parallelism.layout import ParallelizeChoice
     from fxmem.pipelines.pipeline import Pipeline
     from fxmem.planning.strategies.problem import Strategy
-    from fxmem.recording.loops import LoopChoice
-    from fxmem.recording.options import LossChoice, OptimizerChoice
     from fxmem.recording.size_hints import SizeHint
     from fxmem.scripts.recording import Recording
     from fxmem.scripts.script_run import ScriptRun
+    from fxmem.training.loops import LoopChoice
+    from fxmem.training.options import LossChoice, OptimizerChoice
     from fxmem.verifying.verification import Verification
 
 _Makes = TypeVar("_Makes", bound="Callable[..., nn.Module]")
@@ -97,7 +97,7 @@ def analyze(
             end of the step; ``"huggingface"`` for ``transformers.Trainer``; ``"lightning"`` for
             ``lightning.Trainer``; ``"fabric"`` for ``lightning.Fabric``; one of them with
             settings (``"huggingface(accumulate=4)"``); or a function of a
-            :class:`fxmem.recording.training.Training`, or a TARGET that names one.
+            :class:`fxmem.training.training.Training`, or a TARGET that names one.
         accumulate: Overrides the loop's number of micro-batches, each of the inputs given, whose
             gradients add up before the optimizer steps.
         set_to_none: Overrides whether the loop's ``optimizer.zero_grad`` frees gradients.
@@ -802,7 +802,7 @@ def render(
     """
     from fxmem.report.formats import RenderOptions, write_file
 
-    write_file(result, path, RenderOptions(view, depth, expand, plan, tuple(front)))
+    write_file(result, path, RenderOptions(view, depth, expand, plan, front))
 
 
 def diff(before: Analysis, after: Analysis) -> Comparison:

@@ -40,7 +40,7 @@ class Finding:
     @property
     def title(self) -> str:
         """The title of the text that explains its code."""
-        return TEXTS[self.code].partition("\n")[0].partition(": ")[2]
+        return TEXTS.get(self.code, f": {self.change}").partition("\n")[0].partition(": ")[2]
 
 
 Finder = Callable[["Analysis"], Iterable[Finding]]
@@ -78,14 +78,20 @@ def choose_findings(found: Iterable[Finding], peak_bytes: int) -> tuple[Finding,
     return tuple(sorted(worth, key=lambda finding: -finding.saving_bytes))
 
 
+def find_code(text: str) -> str | None:
+    """Finds a code, in upper or lower case; None where there is none."""
+    return next((code for code in TEXTS if code.upper() == text.upper()), None)
+
+
 def explain_code(code: str) -> str:
     """Finds the text that explains the code of a finding.
 
     Raises:
         UsageError: There is no such code.
     """
-    if code.upper() not in TEXTS:
+    known = find_code(code)
+    if known is None:
         close = difflib.get_close_matches(code.upper(), TEXTS, n=1)
         hint = f"did you mean {close[0]}?" if close else f"one of {', '.join(TEXTS)}"
         raise UsageError(f"unknown finding {code}", hint=hint)
-    return TEXTS[code.upper()]
+    return TEXTS[known]

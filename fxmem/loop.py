@@ -12,7 +12,7 @@ class Loop:
     """A training loop by name, with the settings that differ from its own.
 
     Attributes:
-        name: Name of its function: one of :data:`fxmem.recording.loops.LOOPS`, or the caller's.
+        name: Name of its function: one of :data:`fxmem.training.loops.LOOPS`, or the caller's.
         settings: Keyword arguments of the function.
 
     >>> str(Loop("huggingface", {"accumulate": 4}))

@@ -14,9 +14,8 @@ from fxmem.analysis import Analysis
 from fxmem.gpus import find_gpu
 from fxmem.graph import Phase
 from fxmem.kernels.cuda.gpu import describe_gpu
-from fxmem.memory.allocation import _list_events
-from fxmem.memory.allocator import replay
-from fxmem.recording import options
+from fxmem.memory.allocation import _list_events, replay
+from fxmem.training import options
 
 ALL_PHASES = tuple(Phase)
 AT_MOST = " at most"

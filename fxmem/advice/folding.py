@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from fxmem.fakes.devices import keep_default_on_cpu, translate_devices
+from fxmem.fakes.fake_mode import make_fake_mode
 from fxmem.loading.building import silence_fake_kernels
 from fxmem.loading.target import load_target, prepare_targets
-from fxmem.tracing.devices import keep_default_on_cpu, translate_devices
-from fxmem.tracing.fakes import make_fake_mode
 
 _FOLDED: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv1d: nn.BatchNorm1d,

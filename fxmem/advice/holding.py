@@ -9,7 +9,7 @@ from fxmem.advice.editing import StepEdit
 from fxmem.analysis import Analysis
 from fxmem.finding import Finding
 from fxmem.graph import RESIDENT, Category, MemoryGraph, Phase, Storage
-from fxmem.memory.labels import find_updated
+from fxmem.memory.liveness import find_updated
 from fxmem.units import format_bytes
 
 _CACHES = "cache_utils.py"

@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from fxmem.analysis import Analysis
+from fxmem.fakes.fake_mode import read_leaf
 from fxmem.loading.axes import find_axis, resize_inputs
 from fxmem.loading.inputs import gather_inputs
 from fxmem.loading.parsing import is_target
 from fxmem.planning.model.index import is_batch_norm
-from fxmem.recording.optimizers import OPTIMIZERS, parse_settings
 from fxmem.specs import TensorSpec
-from fxmem.tracing.fakes import read_leaf
+from fxmem.training.optimizers import OPTIMIZERS, parse_settings
 
 _IMPLEMENTATIONS = {
     "foreach": (

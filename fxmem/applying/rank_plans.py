@@ -27,7 +27,7 @@ from fxmem.planning.plan import MODULES, CheckpointPrice, Front, Plan
 from fxmem.planning.planner import pareto, plan_modules, resolve_limit
 from fxmem.planning.prepared_step import check_analysis, price_change
 from fxmem.planning.strategies.problem import Goal
-from fxmem.recording.options import load_choice
+from fxmem.training.options import load_choice
 from fxmem.units import format_bytes
 
 _POINTS = 8  # of a front, each of which is recorded

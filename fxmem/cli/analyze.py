@@ -9,12 +9,11 @@ from fxmem.cli.output import (
     EXIT_FINDING,
     add_output_options,
     choose_format,
+    show_progress,
     write_line,
     write_result,
 )
-from fxmem.cli.progress import show_progress
 from fxmem.cli.step import (
-    TARGET_HELP,
     add_command,
     add_step_options,
     analyze_step,
@@ -27,11 +26,9 @@ from fxmem.units import format_bytes
 if TYPE_CHECKING:
     from fxmem.analysis import Analysis
 
-_DESCRIPTION = f"""\
+_DESCRIPTION = """\
 Runs one training step of the model on fake tensors (which take no memory) and
-reports its peak memory, where it lies, and what is alive there.
-
-{TARGET_HELP}"""
+reports its peak memory, where it lies, and what is alive there."""
 _EPILOG = """\
 examples:
   fxmem analyze resnet.py:ResNet18 --input 8x3x224x224 --optimizer adam

@@ -12,13 +12,12 @@ from fxmem.cli.output import (
     check_output,
     choose_format,
     read_text,
+    show_progress,
     write_line,
     write_result,
 )
-from fxmem.cli.progress import show_progress
 from fxmem.cli.revisions import analyze_revision, find_root
 from fxmem.cli.step import (
-    TARGET_HELP,
     add_command,
     add_step_options,
     analyze_step,
@@ -31,12 +30,10 @@ from fxmem.errors import UsageError
 from fxmem.report.json_report import parse_report
 from fxmem.units import format_bytes
 
-_DESCRIPTION = f"""\
+_DESCRIPTION = """\
 Compares the peaks of two steps: their totals, and the modules and storages that grew, with
 source lines. BEFORE and AFTER are reports of fxmem analyze --json -o FILE.json; or, with
---git, a TARGET is analysed at a revision and in the working tree.
-
-{TARGET_HELP}"""
+--git, a TARGET is analysed at a revision and in the working tree."""
 _USAGE = """\
 fxmem diff BEFORE.json AFTER.json [options]
        fxmem diff TARGET --git REVISION [--input SHAPE]... [options]"""

@@ -22,7 +22,7 @@ _LIBRARIES = ("transformers", "timm", "torchvision", "accelerate", "lightning")
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Adds the command."""
     help = "versions, and whether this torch is supported"
-    parser = add_command(commands, "doctor", run_doctor, help, _DESCRIPTION, _EPILOG)
+    parser = add_command(commands, "doctor", run_doctor, help, _DESCRIPTION, _EPILOG, False)
     parser.add_argument(
         "--interfaces",
         action="store_true",

@@ -6,21 +6,18 @@ import argparse
 import re
 from typing import Any
 
-from fxmem.cli.output import check_output, choose_width, write_output
-from fxmem.cli.progress import show_progress
-from fxmem.cli.step import TARGET_HELP, add_command, add_step_options, analyze_step, parse_step
+from fxmem.cli.output import check_output, choose_width, show_progress, write_output
+from fxmem.cli.step import add_command, add_step_options, analyze_step, parse_step
 from fxmem.errors import UsageError
-from fxmem.finding import TEXTS, explain_code
+from fxmem.finding import explain_code, find_code
 from fxmem.report.blocks import render_text
 from fxmem.report.explanation import explain_storage
 from fxmem.report.tables import wrap
 
-_DESCRIPTION = f"""\
+_DESCRIPTION = """\
 With the code of a finding, such as FX101, explains it: why memory is taken, and the code before
 and after. With a TARGET and a NODE, explains why that node's result or that storage is alive at
-the peak: the line that made it, what saved and what holds it, and when it is freed.
-
-{TARGET_HELP}"""
+the peak: the line that made it, what saved and what holds it, and when it is freed."""
 _EPILOG = """\
 examples:
   fxmem explain FX101
@@ -44,7 +41,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 def run_explain(arguments: argparse.Namespace) -> int:
     """Writes the text on a code, or analyses a target and explains a storage."""
-    if re.fullmatch(r"(?i)fx\d*", arguments.target) or arguments.target.upper() in TEXTS:
+    if re.fullmatch(r"(?i)fx\d*", arguments.target) or find_code(arguments.target):
         write_output(_wrap_markdown(explain_code(arguments.target), choose_width(None)), None)
         return 0
     if arguments.node is None:

@@ -9,19 +9,17 @@ from fxmem.cli.output import (
     EXIT_FINDING,
     add_output_options,
     choose_format,
+    show_progress,
     write_line,
     write_result,
 )
-from fxmem.cli.progress import show_progress
-from fxmem.cli.step import TARGET_HELP, add_command, add_step_options, parse_step, run_user_code
+from fxmem.cli.step import add_command, add_step_options, parse_step, run_user_code
 from fxmem.errors import UsageError
 
-_DESCRIPTION = f"""\
+_DESCRIPTION = """\
 Searches device meshes and settings with which one rank's step fits the GPU:
 activation checkpointing, resharding, offloading, sharded optimizer state. --input is the batch of
-one rank. Without --parallelize, fully_shard and DistributedDataParallel are compared.
-
-{TARGET_HELP}"""
+one rank. Without --parallelize, fully_shard and DistributedDataParallel are compared."""
 _EPILOG = """\
 examples:
   fxmem fit gpt.py:GPT --input 4x512:int64 --optimizer adamw --gpu h100 --gpus 64

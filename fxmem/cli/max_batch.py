@@ -14,12 +14,11 @@ from fxmem.cli.output import (
     add_output_options,
     choose_format,
     parse_budget,
+    show_progress,
     write_line,
     write_result,
 )
-from fxmem.cli.progress import show_progress
 from fxmem.cli.step import (
-    TARGET_HELP,
     add_command,
     add_step_options,
     add_strategy_option,
@@ -33,13 +32,11 @@ from fxmem.units import format_bytes
 _LISTS = ("dtype", "autocast", "optimizer")
 _COMMA = re.compile(r",(?![^(]*\))")  # not between parentheses
 
-_DESCRIPTION = f"""\
+_DESCRIPTION = """\
 Finds the largest batch whose step fits a GPU or a memory, from a few analyses: the answer and
 the next size are both analysed. --axis finds the longest sequence or the largest image instead.
 
---dtype, --autocast and --optimizer also take lists, for a table of all combinations.
-
-{TARGET_HELP}"""
+--dtype, --autocast and --optimizer also take lists, for a table of all combinations."""
 _EPILOG = """\
 examples:
   fxmem max-batch gpt.py:GPT --input 4x512:int64 --optimizer adamw --gpu rtx4090

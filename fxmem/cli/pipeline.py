@@ -9,12 +9,11 @@ from fxmem.cli.output import (
     EXIT_FINDING,
     add_output_options,
     choose_format,
+    show_progress,
     write_line,
     write_result,
 )
-from fxmem.cli.progress import show_progress
 from fxmem.cli.step import (
-    TARGET_HELP,
     add_command,
     add_gpu_options,
     add_input_option,
@@ -27,13 +26,10 @@ from fxmem.parallelism.layout import parse_mesh
 from fxmem.specs import parse_dtype
 from fxmem.units import format_bytes
 
-_DESCRIPTION = f"""\
+_DESCRIPTION = """\
 Records each rank of a pipeline in turn, as PyTorch's own stages and schedule run it: the peak of
-each rank, and the fullest.
-
-{TARGET_HELP}Here it is a list of modules, the stages in order: a function that returns one, a
-ModuleList or a Sequential.
-"""
+each rank, and the fullest. The TARGET is a list of modules, the stages in order: a function that
+returns one, a ModuleList or a Sequential."""
 _EPILOG = """\
 examples:
   fxmem pipeline gpt.py:split --input 32x512:int64 --optimizer adamw --loss cross_entropy

@@ -10,11 +10,10 @@ from fxmem.cli.output import (
     check_output,
     choose_format,
     parse_budget,
+    show_progress,
     write_result,
 )
-from fxmem.cli.progress import show_progress
 from fxmem.cli.step import (
-    TARGET_HELP,
     add_command,
     add_step_options,
     add_strategy_option,
@@ -32,15 +31,13 @@ if TYPE_CHECKING:
     from fxmem.report.blocks import Block
     from fxmem.report.result import Result
 
-_DESCRIPTION = f"""\
+_DESCRIPTION = """\
 Finds which activations backward can recompute instead of keeping them, so that the peak of
 a training step falls for the least added time or FLOPs. The model is not changed: apply the
 plan in Python with fxmem.apply, or write the suggested lines into your own code.
 
 Without a limit, prints the table of all trade-offs. In inference nothing is recomputed: the
-plan is what the code could compute in place or free early.
-
-{TARGET_HELP}"""
+plan is what the code could compute in place or free early."""
 _EPILOG = """\
 examples:
   fxmem plan resnet.py:ResNet18 --input 8x3x224x224 --optimizer adam
@@ -170,7 +167,7 @@ def _parse_limit(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _list_search_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    from fxmem.recording.options import load_choice
+    from fxmem.training.options import load_choice
 
     strategy = load_choice(arguments.strategy)
     given = {

@@ -6,10 +6,8 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fxmem.cli.output import check_output, read_plan, read_text, write_output
-from fxmem.cli.progress import show_progress
+from fxmem.cli.output import check_output, read_plan, read_text, show_progress, write_output
 from fxmem.cli.step import (
-    TARGET_HELP,
     add_command,
     add_step_options,
     add_strategy_option,
@@ -33,15 +31,13 @@ from fxmem.report.formats import (
 if TYPE_CHECKING:
     from fxmem.analysis import Analysis
 
-_DESCRIPTION = f"""\
+_DESCRIPTION = """\
 Draws the operations of a step inside their modules, with the memory that each allocates,
 saves for backward and holds at the peak. TARGET may also be a report that was saved with
 fxmem analyze --json -o FILE.json.
 
 Blocks that repeat are drawn once, and modules are opened as far as a reader can take in,
-those around the peak to the last operation.
-
-{TARGET_HELP}"""
+those around the peak to the last operation."""
 _EPILOG = """\
 examples:
   fxmem render resnet.py:ResNet18 --input 8x3x224x224 --optimizer adam -o peak.svg

@@ -8,6 +8,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 import fxmem
 from fxmem.comparison.footprints import Footprint, read_footprint
@@ -22,12 +23,8 @@ _ERROR = "fxmem: error: "
 
 def find_root(folder: str) -> str:
     """Finds the folder of the git repository around a folder; without one, that folder."""
-    root = os.path.realpath(folder)
-    while not os.path.exists(os.path.join(root, ".git")):
-        if root == os.path.dirname(root):
-            return os.path.realpath(folder)
-        root = os.path.dirname(root)
-    return root
+    path = Path(folder).resolve()
+    return str(next((each for each in (path, *path.parents) if (each / ".git").exists()), path))
 
 
 def analyze_revision(target: str, options: Sequence[str], revision: str) -> tuple[Footprint, str]:

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fxmem.cli.analyze import add_step_output, check_fit
-from fxmem.cli.output import choose_format, write_line, write_result
-from fxmem.cli.progress import show_progress
+from fxmem.cli.output import choose_format, show_progress, write_line, write_result
 from fxmem.cli.step import add_command, add_gpu_options, parse_size_hint
 from fxmem.errors import UsageError
 from fxmem.scripts.script_run import Progress
@@ -36,7 +35,7 @@ that fails
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Adds the command."""
     help = "the steps of a training script, run as it is"
-    parser = add_command(commands, "run", run_run, help, _DESCRIPTION, _EPILOG)
+    parser = add_command(commands, "run", run_run, help, _DESCRIPTION, _EPILOG, False)
     parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module")
     parser.add_argument("script", metavar="SCRIPT", help="the script, as for python, or a launcher")
     parser.add_argument(
@@ -80,19 +79,13 @@ def run_run(arguments: argparse.Namespace) -> int:
     with _explain_interrupt(), shown, contextlib.redirect_stdout(sys.stderr):
         from fxmem.scripts.script import run_script
 
+        names = "is_module steps device gpu attention alloc_conf world_size rank".split()
         run = run_script(
             arguments.script,
             arguments.arguments,
-            is_module=arguments.is_module,
-            steps=arguments.steps,
-            device=arguments.device,
-            gpu=arguments.gpu,
-            attention=arguments.attention,
-            alloc_conf=arguments.alloc_conf,
             size_hint=parse_size_hint(arguments.size_hint),
-            world_size=arguments.world_size,
-            rank=arguments.rank,
             progress=progress,
+            **{name: getattr(arguments, name) for name in names},
         )
     write_result(run, kind, arguments.output, top=arguments.top)
     code = check_fit(run.largest, arguments.budget)

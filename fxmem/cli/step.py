@@ -19,7 +19,7 @@ from fxmem.specs import parse_dtype, parse_input
 if TYPE_CHECKING:
     from fxmem.analysis import Analysis
 
-TARGET_HELP = """\
+_TARGET_HELP = """\
 TARGET is package.module:name or path/to/file.py:name; the name is an nn.Module class or
 instance, or a callable that returns one. Literals may be passed: 'nets.py:resnet(depth=50)'.
 """
@@ -44,8 +44,9 @@ def add_command(
     help: str,
     description: str,
     epilog: str,
+    has_target: bool = True,
 ) -> argparse.ArgumentParser:
-    """Adds a command to the parser of ``fxmem``.
+    """Adds a command, which may have a TARGET, to the parser of ``fxmem``.
 
     Its ``run`` takes the arguments, checks them before torch is imported and the model is run, and
     returns the exit code, which the ``epilog`` explains. It raises FxmemError for bad usage, and
@@ -54,7 +55,7 @@ def add_command(
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=help,
-        description=description,
+        description=f"{description}\n\n{_TARGET_HELP}" if has_target else description,
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -257,22 +258,13 @@ def parse_step(arguments: argparse.Namespace) -> StepChoice:
         UsageError: An input or a number that cannot be understood.
     """
     args, kwargs = parse_inputs(arguments.inputs)
-    options = {
-        "mode": arguments.mode,
-        "inference_mode": arguments.inference_mode,
-        "device": arguments.device,
-        "gpu": arguments.gpu,
-        "attention": arguments.attention,
-        "autocast": arguments.autocast,
-        "loop": arguments.loop,
-        "accumulate": arguments.accumulate,
+    names = "mode inference_mode device gpu attention autocast loop accumulate alloc_conf "
+    names += "optimizer loss frontend"
+    options = {name: getattr(arguments, name) for name in names.split()}
+    options |= {
         "set_to_none": False if arguments.keep_gradients else None,
         "hold_outputs": arguments.hold_outputs or None,
-        "alloc_conf": arguments.alloc_conf,
         "dtype": None if arguments.dtype is None else parse_dtype(arguments.dtype),
-        "optimizer": arguments.optimizer,
-        "loss": arguments.loss,
-        "frontend": arguments.frontend,
         "size_hint": parse_size_hint(arguments.size_hint),
         **parse_layout(arguments),
     }

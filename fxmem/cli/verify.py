@@ -11,11 +11,10 @@ from fxmem.cli.output import (
     add_output_options,
     choose_format,
     read_plan,
+    show_progress,
     write_result,
 )
-from fxmem.cli.progress import show_progress
 from fxmem.cli.step import (
-    TARGET_HELP,
     add_command,
     add_input_option,
     add_mesh_options,
@@ -29,13 +28,11 @@ from fxmem.specs import parse_dtype
 
 _QUIET = {"KINETO_LOG_LEVEL": "6", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 """Keeps the profiler's own messages off stderr; read when torch is imported."""
-_DESCRIPTION = f"""\
+_DESCRIPTION = """\
 Builds the model with real tensors, runs training steps with and without the plan from
 the same state, and compares bit for bit what they compute and leave behind: output,
 loss, gradients, buffers, parameters, optimizer state, inputs, random numbers. Then measures
-the peak of a step of each, and compares it with the peak that the plan promises.
-
-{TARGET_HELP}"""
+the peak of a step of each, and compares it with the peak that the plan promises."""
 _EPILOG = """\
 examples:
   fxmem plan gpt.py:GPT --input 4x512:int64 --max-overhead 10% -o plan.json

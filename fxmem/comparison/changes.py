@@ -7,8 +7,8 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
-from fxmem.comparison.footprints import LiveStorage
 from fxmem.graph import Category, SourceLocation
+from fxmem.report.document import LiveRow
 
 _MOST_MODULES = 10
 
@@ -43,24 +43,22 @@ class Change:
         return self.after_bytes - self.before_bytes
 
 
-def match_storages(
-    before: Sequence[LiveStorage], after: Sequence[LiveStorage]
-) -> tuple[Change, ...]:
+def match_storages(before: Sequence[LiveRow], after: Sequence[LiveRow]) -> tuple[Change, ...]:
     """Matches the storages of two peaks, and lists the differing ones, growth first.
 
     Storages match by label and category. The rest match by category, shape, dtype and size, for a
     module may have been renamed.
     """
 
-    def key_by_label(storage: LiveStorage) -> Hashable:
+    def key_by_label(storage: LiveRow) -> Hashable:
         return storage.category, storage.label
 
-    def key_by_size(storage: LiveStorage) -> Hashable:
+    def key_by_size(storage: LiveRow) -> Hashable:
         return storage.category, storage.shape, storage.dtype, storage.nbytes
 
-    old, new, pairs = list(before), list(after), list[tuple[LiveStorage, LiveStorage]]()
+    old, new, pairs = list(before), list(after), list[tuple[LiveRow, LiveRow]]()
     for find_key in (key_by_label, key_by_size):
-        waiting: dict[Hashable, deque[LiveStorage]] = defaultdict(deque)
+        waiting: dict[Hashable, deque[LiveRow]] = defaultdict(deque)
         unmatched = []
         for storage in old:
             waiting[find_key(storage)].append(storage)
@@ -81,7 +79,7 @@ def match_storages(
 
 
 def compare_modules(
-    before: Sequence[LiveStorage], after: Sequence[LiveStorage]
+    before: Sequence[LiveRow], after: Sequence[LiveRow]
 ) -> dict[str, tuple[int, int]]:
     """Compares modules at the deepest level at which a reader can take in the differing ones.
 

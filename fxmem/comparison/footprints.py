@@ -9,35 +9,11 @@ from typing import Any
 
 from fxmem.analysis import Setup
 from fxmem.graph import Category, SourceLocation, is_installed
-from fxmem.report.document import Headline
+from fxmem.report.document import Headline, LiveRow
 from fxmem.report.json_report import read_record, refuse_damage
 
 _OWNER_DEPTH = {"PARAMETER": 1, "BUFFER": 1, "GRADIENT": 2, "OPTIMIZER_STATE": 2}
 """Names after that of the module: ``fc.weight``, ``fc.weight.grad``, ``fc.weight.exp_avg``."""
-
-
-@dataclass(frozen=True, slots=True)
-class LiveStorage:
-    """A storage alive at the peak, or the workspace of the kernel that runs there.
-
-    Attributes:
-        label: As in a report.
-        category: Its purpose.
-        nbytes: Its size.
-        fqn: The module that made it or that it belongs to; empty for the model itself.
-        shape: Of the first tensor on it; None for a workspace.
-        dtype: Of that tensor; empty for a workspace.
-        source: The line that made it; for a parameter, its gradient and its state, the line that
-            first runs its module.
-    """
-
-    label: str
-    category: Category
-    nbytes: int
-    fqn: str
-    shape: tuple[int, ...] | None
-    dtype: str
-    source: SourceLocation | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +24,7 @@ class Footprint:
     headline: Headline
     reserved_bytes: int
     breakdown: Mapping[Category, int]  # bytes by category; sums to the peak
-    live: tuple[LiveStorage, ...]  # sums to the peak too
+    live: tuple[LiveRow, ...]  # sums to the peak too
     misfit: str = ""  # why the step does not fit its GPU
 
     @property
@@ -89,22 +65,22 @@ def read_footprint(report: Mapping[str, Any], root: str = "") -> Footprint:
             node = None if storage["node"] is None else nodes[storage["node"]]
             found = modules.get(fqn) if node is None and fqn else None
             live.append(
-                LiveStorage(
-                    storage["label"],
-                    Category(storage["category"]),
+                LiveRow(
                     storage["nbytes"],
-                    fqn if node is None else node["fqn"],
+                    Category(storage["category"]),
+                    storage["label"],
                     tuple(storage["shape"]),
                     storage["dtype"],
                     found if node is None else place(node["source"]),
+                    fqn=fqn if node is None else node["fqn"],
                 )
             )
         if peak["workspace_bytes"]:
             running = {node["name"]: node for node in nodes}.get(peak["node"])
             label = peak["operation"].removesuffix(".default")
-            workspace = (label, Category.WORKSPACE, peak["workspace_bytes"])
+            workspace = (peak["workspace_bytes"], Category.WORKSPACE, label)
             fqn = running["fqn"] if running else ""
-            live.append(LiveStorage(*workspace, fqn, None, "", place(peak["source"])))
+            live.append(LiveRow(*workspace, None, "", place(peak["source"]), fqn=fqn))
         setup, lack, misfit = read_record(Setup, report), report["exhaustion"], ""
         if lack is not None and not setup.compiled:
             verb = "does" if lack["is_certain"] else "may"

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from fxmem.comparison.changes import Change
-from fxmem.comparison.footprints import Footprint, LiveStorage
+from fxmem.comparison.footprints import Footprint
+from fxmem.report.document import LiveRow
 from fxmem.report.tables import Bytes, Cell, Table
 from fxmem.report.text import write_shape, write_source
 from fxmem.units import format_bytes
@@ -14,7 +15,7 @@ from fxmem.units import format_bytes
 _TENSOR = ("category", "storage at the peak", "shape", "dtype", "source")
 _NAMES, _OPTIONAL = ("storage at the peak", "source"), ("dtype", "shape")
 SIZES = ("before", "after", "change")
-_Storage = TypeVar("_Storage", LiveStorage, Change)
+_Storage = TypeVar("_Storage", LiveRow, Change)
 
 
 def list_storages(peak: Footprint, top: int, title: str = "") -> Table:
@@ -58,7 +59,7 @@ def _group(storages: Iterable[_Storage]) -> list[list[_Storage]]:
     return list(groups.values())
 
 
-def _describe(group: Sequence[LiveStorage | Change]) -> tuple[str, ...]:
+def _describe(group: Sequence[LiveRow | Change]) -> tuple[str, ...]:
     of = group[0]
     label = f"{of.label} and {len(group) - 1} alike" if len(group) > 1 else of.label
     tensor = (of.category.value, label, write_shape(of.shape), of.dtype)

@@ -9,11 +9,10 @@ from typing import Any
 
 from fxmem.analysis import Setup
 from fxmem.parallelism.layout import Knobs
-from fxmem.planning.text import write_share
 from fxmem.report.blocks import Block, Heading, Paragraph
 from fxmem.report.result import Result
 from fxmem.report.tables import Bytes, Cell, Table
-from fxmem.report.text import write_mesh, write_subject
+from fxmem.report.text import write_mesh, write_share, write_subject
 from fxmem.units import format_bytes
 
 SCHEMA_VERSION = 1

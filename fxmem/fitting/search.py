@@ -27,8 +27,8 @@ from fxmem.loading.importing import read_files_once
 from fxmem.memory.interpolation import describe_structure, interpolate_graph
 from fxmem.parallelism.checkpointing import CHECKPOINTS, find_blocks
 from fxmem.parallelism.layout import NO_KNOBS, Knobs, Mesh, ParallelizeChoice
-from fxmem.recording.options import name_choice
 from fxmem.specs import parse_dtype
+from fxmem.training.options import name_choice
 from fxmem.units import format_bytes
 
 

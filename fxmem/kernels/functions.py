@@ -1,4 +1,4 @@
-"""Torch functions and fake kernels that do on a fake tensor what the target device does.
+"""Torch functions and fake kernels by which a fake tensor acts as on the target device.
 
 Most of ``torch.nn.functional`` ends in the same operators whatever device its tensors are on. A
 few functions look at the backend of their arguments and choose: given a fake tensor, whose keys
@@ -40,10 +40,10 @@ def lower_functions(target: Backend) -> Iterator[Mapping[str, None]]:
     anything overrides torch functions. No mode does so in the step that is analysed.
 
     Args:
-        target: What to replace with.
+        target: Brings the replacements.
 
     Yields:
-        Notes on what runs otherwise than it does on the target, as they come up.
+        Notes on code that runs otherwise than on the target, as they come up.
     """
     is_overridden = torch.overrides.has_torch_function
     notes: dict[str, None] = {}
@@ -96,7 +96,7 @@ class Lowering(TorchFunctionMode):
     and with the checks at its head, which would only hand it over to the mode again, answering no.
 
     Args:
-        target: What to replace with.
+        target: Brings the replacements.
     """
 
     def __init__(self, target: Backend) -> None:

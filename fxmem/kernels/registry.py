@@ -73,7 +73,7 @@ class OperatorCall:
 Estimator = Callable[[OperatorCall], Workspace]
 Limit = Callable[[OperatorCall], int]
 Keeper = Callable[[OperatorCall], tuple[tuple[str, int], ...]]
-"""From a call to names and bytes of what its library keeps from then on."""
+"""From a call to the names and bytes of the memory that its library keeps from then on."""
 
 
 def as_tensor(value: object) -> Tensor:
@@ -98,7 +98,7 @@ class Backend:
 
     Args:
         name: As in ``device=``.
-        base: What holds for this target too unless it says otherwise.
+        base: A backend whose entries hold here too, unless they are replaced.
         device: The device of the fake tensors that stand for its tensors.
 
     Attributes:
@@ -111,7 +111,7 @@ class Backend:
         keepers: From operators to rules for the memory that a library takes at its first use in
             a thread, and does not give back.
         unmodelled: From operators whose kernels take memory that nothing here states, to why.
-        movers: From classes of modules to what ``module.to(device)`` does besides moving tensors.
+        movers: From classes of modules to further work of ``module.to(device)``.
         make_scaler: Makes the gradient scaler of a step in float16; None where there is none.
         contexts: Context managers that a step on this target runs in.
     """
@@ -174,7 +174,7 @@ class Backend:
     def list_uncounted(self, names: Iterable[str]) -> Iterator[str]:
         """Lists the operators among these whose kernels take memory that is not counted, and why.
 
-        Operators of extensions are among them, unless something states what they need.
+        Operators of extensions are among them, unless they have a workspace rule.
         """
         reasons = {str(operator): reason for operator, reason in self.unmodelled.items()}
         stated = {str(operator) for operator in (*self.estimators, *self.libraries)}
@@ -193,7 +193,7 @@ class Backend:
             yield f"The workspace of {', '.join(foreign)} is not known: {hint}."
 
     def mover(self, *classes: type[nn.Module]) -> Callable[[Mover], Mover]:
-        """Registers what moving these modules does besides moving their tensors."""
+        """Registers further work of moving these modules, besides moving their tensors."""
         return _register(self.movers, classes)
 
     def context(self, context: Context) -> Context:
@@ -202,13 +202,13 @@ class Backend:
         return context
 
     def estimate_workspace(self, func: OpOverload, call: OperatorCall) -> Workspace:
-        """Returns what a kernel of this device holds inside itself; 0 where it has no buffers."""
+        """Returns the workspace of a kernel of this device; 0 where it has none."""
         estimator = self.estimators.get(func)
         return 0 if estimator is None else estimator(call)
 
 
 def import_modules(package: ModuleType) -> None:
-    """Imports all modules of a package and of the packages in it, for what they register."""
+    """Imports all modules of a package and of the packages in it, which register themselves."""
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         importlib.import_module(module.name)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import zip_longest
 
 import torch
@@ -22,13 +23,13 @@ class PeakTrace:
         self.peak_bytes = 0
 
     def allocate(self, size_bytes: int) -> int:
-        """Allocate; returns the size, for the matching ``free``."""
+        """Allocates; returns the size, for the matching ``free``."""
         self.live_bytes += size_bytes
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         return size_bytes
 
     def free(self, *sizes_bytes: int) -> None:
-        """Free what was allocated."""
+        """Frees allocations."""
         self.live_bytes -= sum(sizes_bytes)
 
 
@@ -100,7 +101,7 @@ def copy_operands(*operands: int | str, like: int | str | None = None) -> Estima
     """Makes the rule of a kernel that copies the operands that are not dense in its format.
 
     Args:
-        operands: Positions among the arguments, or :data:`RESULT`; what is no tensor is left out.
+        operands: Positions among the arguments, or :data:`RESULT`; only tensors count.
         like: The operand whose strides suggest the format; None for a contiguous one.
     """
 
@@ -117,3 +118,8 @@ def copy_operands(*operands: int | str, like: int | str | None = None) -> Estima
         return sum(dense_bytes(x, memory_format) for x in copied)
 
     return estimate
+
+
+def measure_product(first: int, measure: Callable[[Tensor, Tensor], int]) -> Estimator:
+    """Makes the rule of a product, of the argument at a position and the next one."""
+    return lambda call: measure(call.tensor(first), call.tensor(first + 1))

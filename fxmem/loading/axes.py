@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from fxmem.errors import UsageError
+from fxmem.fakes.fake_mode import describe_inputs, read_leaf
 from fxmem.loading.inputs import gather_inputs
 from fxmem.specs import TensorSpec, parse_spec
-from fxmem.tracing.fakes import describe_inputs, read_leaf
 
 _ITEM = re.compile(r"((?P<name>\w+):)?(?P<dim>[0-9]+)")
 

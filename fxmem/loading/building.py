@@ -22,8 +22,8 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
 
+from fxmem.fakes.fake_mode import TensorCopier
 from fxmem.patching import patch
-from fxmem.tracing.fakes import TensorCopier
 
 _FAKE_ERRORS = (
     DataDependentOutputException,

@@ -23,7 +23,7 @@ from torch import nn
 from fxmem.errors import LoadError, summarize_error
 from fxmem.loading.parsing import Target
 from fxmem.patching import patch
-from fxmem.tracing.source import find_raising_source, find_source
+from fxmem.source import find_raising_source, find_source
 
 _MOST_NAMES = 8
 _DEBUG = "see the whole traceback with --debug"

@@ -26,7 +26,7 @@ from fxmem.loading.importing import (
     keep_importable,
 )
 from fxmem.loading.parsing import Target, check_call, is_target, parse_target
-from fxmem.tracing.source import find_raising_source
+from fxmem.source import find_raising_source
 from fxmem.tracing.state import save_random_states
 
 _MEANT = "name an nn.Module class or instance, or a function that returns one"
@@ -37,7 +37,7 @@ def load_target(target: str, fake_mode: FakeTensorMode | None) -> nn.Module:
 
     The current folder is importable, as with ``python -m``, and a file's own folder while it
     loads. The random number generators are left as they were. To be called within
-    :func:`prepare_targets`, and :func:`fxmem.tracing.devices.translate_devices` for code that
+    :func:`prepare_targets`, and :func:`fxmem.fakes.devices.translate_devices` for code that
     names an accelerator.
 
     Args:
@@ -52,7 +52,7 @@ def load_target(target: str, fake_mode: FakeTensorMode | None) -> nn.Module:
     Raises:
         LoadError: The target does not lead to a module; names the user's own line.
 
-    >>> from fxmem.tracing.fakes import make_fake_mode
+    >>> from fxmem.fakes.fake_mode import make_fake_mode
     >>> load_target("torch.nn:Linear(3, out_features=2)", make_fake_mode()).weight
     Parameter(FakeTensor(..., size=(2, 3), requires_grad=True))
     """

@@ -7,7 +7,7 @@ the cache that the step before left decides which block a tensor gets, and how l
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -23,14 +23,15 @@ from fxmem.graph import (
 )
 from fxmem.memory.allocator import (
     AllocatorSettings,
+    Block,
     BlockState,
     CachingAllocator,
+    DeviceMemory,
     OutOfMemory,
     SegmentState,
+    Shortage,
     TraceAction,
     TraceEvent,
-    replay,
-    run_events,
 )
 from fxmem.memory.timeline import Action, Event, build_timeline
 
@@ -110,6 +111,21 @@ class AddressTrace:
     # storages without bytes take no block
     events: tuple[tuple[TraceEvent, int], ...]
     segments: tuple[SegmentState, ...]  # the segments in the end
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorProfile:
+    """Memory that a caching allocator held during a step."""
+
+    allocated_bytes: tuple[int, ...]  # sum of the blocks in use after each event
+    requested_bytes: tuple[int, ...]  # what was asked for of them, after each event
+    reserved_bytes: tuple[int, ...]  # what was held of the device's memory after each event
+    # how often the cache was flushed because the device had no memory left: each one waits
+    # for the device, and the segments come back one by one
+    retries: int = 0
+    # the request that did not fit, if any. The events end before it, so its index is
+    # ``len(allocated_bytes)``.
+    shortage: Shortage | None = None
 
 
 def allocate_graph(graph: MemoryGraph, settings: AllocatorSettings) -> Allocation:
@@ -224,7 +240,7 @@ def _trace_cache(graph: MemoryGraph, settings: AllocatorSettings) -> AddressTrac
     allocator = CachingAllocator(settings, trace=seen.append)
     trace: list[tuple[TraceEvent, int]] = []
     residents: tuple[Placement, ...] = ()
-    for index, blocks in enumerate(run_events(events, allocator), -first):
+    for index, blocks in enumerate(_run_events(events, allocator), -first):
         if index == -1:
             residents = tuple(
                 Placement(storage, block.address, block.requested_bytes)
@@ -267,6 +283,54 @@ def _trace_heap(graph: MemoryGraph) -> AddressTrace:
         for address, nbytes in sorted(places.values())
     )
     return AddressTrace(residents, tuple(trace), segments)
+
+
+def replay(
+    events: Iterable[Event],
+    settings: AllocatorSettings | None = None,
+    *,
+    capacity_bytes: int | None = None,
+    context_bytes: int = 0,
+) -> AllocatorProfile:
+    """Runs allocations and frees through the caching allocator.
+
+    Args:
+        events: The events of a :class:`~fxmem.memory.timeline.Timeline`.
+        settings: The allocator's; the defaults where None.
+        capacity_bytes: Total memory of the device; without one it never runs out.
+        context_bytes: The share of the CUDA context and of other processes.
+
+    Raises:
+        UsageError: A memory fraction without a capacity.
+    """
+    allocator = CachingAllocator(settings, DeviceMemory(capacity_bytes, context_bytes))
+    samples: list[tuple[int, int, int]] = []
+    shortage = None
+    try:
+        for _ in _run_events(events, allocator):
+            samples.append(
+                (allocator.allocated_bytes, allocator.requested_bytes, allocator.reserved_bytes)
+            )
+    except OutOfMemory as error:
+        shortage = error.shortage
+    allocated, requested, reserved = zip(*samples, strict=True) if samples else ((), (), ())
+    return AllocatorProfile(allocated, requested, reserved, allocator.retries, shortage)
+
+
+def _run_events(
+    events: Iterable[Event], allocator: CachingAllocator
+) -> Iterator[dict[tuple[int | None, int], Block | None]]:
+    """Allocates and frees; yields after each event the blocks in use, by storage and number."""
+    blocks: dict[tuple[int | None, int], Block | None] = {}
+    for event in events:
+        owner = event.storage, event.block
+        if event.nbytes and event.action is Action.ALLOC:
+            blocks[owner] = allocator.allocate(event.nbytes, stream=event.stream)
+        elif event.nbytes:
+            allocator.free(blocks.pop(owner))
+        elif event.action is Action.EMPTY:
+            allocator.empty_cache()
+        yield blocks
 
 
 def _list_events(graph: MemoryGraph) -> tuple[tuple[Event, ...], int]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fxmem.graph import Category, MemoryGraph, Operation, Phase, Storage
+from fxmem.memory.liveness import find_updated
 
 _ADDITIONS = ("aten.add.Tensor", "aten.add_.Tensor")
-_OF_PARAMETERS = (Category.GRADIENT, Category.OPTIMIZER_STATE)
 
 
 def label_storages(graph: MemoryGraph) -> tuple[str, ...]:
@@ -30,34 +30,6 @@ def label_storages(graph: MemoryGraph) -> tuple[str, ...]:
     return tuple(_label_storage(graph, storage, gradients) for storage in graph.storages)
 
 
-def find_updated(graph: MemoryGraph, operation: Operation) -> tuple[str, ...]:
-    """Finds the parameters whose update an operation of the optimizer is part of.
-
-    The parameters whose value, gradient or state the operation reads; where it reads none, the
-    parameters that its arguments were computed from.
-
-    Args:
-        graph: The memory graph of the step.
-        operation: One of its operations.
-
-    Returns:
-        Their names, in the order of reading; empty outside the optimizer.
-    """
-    if operation.phase is not Phase.OPTIMIZER:
-        return ()
-    seen: set[int] = set()
-    reads = list(operation.reads)
-    while reads:
-        storages = [graph.storages[index] for index in reads if index not in seen]
-        seen.update(reads)
-        owners = dict.fromkeys(filter(None, map(_find_owner, storages)))
-        if owners:
-            return tuple(owners)
-        made_by = [graph.operations[s.born] for s in storages if s.born > 0]
-        reads = [i for o in made_by if o.phase is Phase.OPTIMIZER for i in o.reads]
-    return ()
-
-
 def label_operator(operation: Operation) -> str:
     """Names an operator, with its overload only where it has several.
 
@@ -65,13 +37,6 @@ def label_operator(operation: Operation) -> str:
     'aten.mm'
     """
     return operation.name.removesuffix(".default")
-
-
-def _find_owner(storage: Storage) -> str:
-    if storage.category is Category.PARAMETER:
-        return storage.name
-    # "fc.weight.grad", "fc.weight.exp_avg"
-    return storage.name.rpartition(".")[0] if storage.category in _OF_PARAMETERS else ""
 
 
 def _label_storage(graph: MemoryGraph, storage: Storage, gradients: Mapping[int, int]) -> str:

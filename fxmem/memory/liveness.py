@@ -14,8 +14,9 @@ from fxmem.graph import (
     SourceLocation,
     Storage,
 )
-from fxmem.memory.labels import find_updated
 from fxmem.memory.timeline import Timeline, sum_lives
+
+_OF_PARAMETERS = (Category.GRADIENT, Category.OPTIMIZER_STATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +112,44 @@ def list_category_bytes(graph: MemoryGraph) -> Mapping[Category, tuple[int, ...]
         lives[storage.category].append((storage.nbytes, storage.born, storage.died))
     lives[Category.WORKSPACE] += ((o.workspace_bytes, o.index, o.index) for o in graph.operations)
     steps = len(graph.operations)
-    return {category: tuple(sum_lives(each, steps).tolist()) for category, each in lives.items()}
+    return {category: tuple(sum_lives(each, steps)) for category, each in lives.items()}
 
 
 def find_live(graph: MemoryGraph, step: int) -> tuple[Storage, ...]:
     """The storages that are alive while an operation runs, its own results included."""
     return tuple(s for s in graph.storages if s.born <= step and (s.died is None or s.died >= step))
+
+
+def find_updated(graph: MemoryGraph, operation: Operation) -> tuple[str, ...]:
+    """Finds the parameters whose update an operation of the optimizer is part of.
+
+    The parameters whose value, gradient or state the operation reads; where it reads none, the
+    parameters that its arguments were computed from.
+
+    Args:
+        graph: The memory graph of the step.
+        operation: One of its operations.
+
+    Returns:
+        Their names, in the order of reading; empty outside the optimizer.
+    """
+    if operation.phase is not Phase.OPTIMIZER:
+        return ()
+    seen: set[int] = set()
+    reads = list(operation.reads)
+    while reads:
+        storages = [graph.storages[index] for index in reads if index not in seen]
+        seen.update(reads)
+        owners = dict.fromkeys(filter(None, map(_find_owner, storages)))
+        if owners:
+            return tuple(owners)
+        made_by = [graph.operations[s.born] for s in storages if s.born > 0]
+        reads = [i for o in made_by if o.phase is Phase.OPTIMIZER for i in o.reads]
+    return ()
+
+
+def _find_owner(storage: Storage) -> str:
+    if storage.category is Category.PARAMETER:
+        return storage.name
+    # "fc.weight.grad", "fc.weight.exp_avg"
+    return storage.name.rpartition(".")[0] if storage.category in _OF_PARAMETERS else ""

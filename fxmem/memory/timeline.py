@@ -7,13 +7,10 @@ the kernel returns, and then go the storages whose last holder let go before the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate
-
-import numpy as np
-from numpy.typing import NDArray
 
 from fxmem.graph import EMPTY_CACHE, NEXT_RESULT, RESIDENT, MemoryGraph, Operation, Phase, Storage
 
@@ -94,7 +91,7 @@ def build_timeline(graph: MemoryGraph) -> Timeline:
     return Timeline(resident_bytes, tuple(events), len(graph.operations))
 
 
-def sum_lives(lives: Iterable[tuple[int, int, int | None]], steps: int) -> NDArray[np.int64]:
+def sum_lives(lives: Iterable[tuple[int, int, int | None]], steps: int) -> list[int]:
     """Sums the bytes that are live during each of a number of steps.
 
     Args:
@@ -102,27 +99,27 @@ def sum_lives(lives: Iterable[tuple[int, int, int | None]], steps: int) -> NDArr
             the last, None if it outlives them all.
         steps: The number of steps.
 
-    >>> sum_lives([(5, RESIDENT, 1), (2, 1, None)], 3).tolist()
+    >>> sum_lives([(5, RESIDENT, 1), (2, 1, None)], 3)
     [5, 7, 2]
     """
-    deltas = np.zeros(steps + 1, dtype=np.int64)
+    deltas = [0] * (steps + 1)
     for nbytes, born, died in lives:
         deltas[max(born, 0)] += nbytes
         if died is not None:
             deltas[died + 1] -= nbytes
-    return np.cumsum(deltas[:-1])
+    return [*accumulate(deltas[:-1])]
 
 
-def measure_fall(live_bytes: NDArray[np.int64], gone: Iterable[tuple[int, int, int]]) -> int:
+def measure_fall(live_bytes: Sequence[int], gone: Iterable[tuple[int, int, int]]) -> int:
     """Measures how much lower the peak is without some bytes from one step to another.
 
-    >>> measure_fall(np.array([1, 9, 7, 8]), [(3, 1, 2)])
+    >>> measure_fall([1, 9, 7, 8], [(3, 1, 2)])
     1
     """
-    changed = live_bytes.copy()
+    changed = [*live_bytes]
     for nbytes, first, last in gone:
-        changed[first : last + 1] -= nbytes
-    return int(live_bytes.max() - changed.max())
+        changed[first : last + 1] = (live - nbytes for live in changed[first : last + 1])
+    return max(live_bytes) - max(changed)
 
 
 def _run_operation(

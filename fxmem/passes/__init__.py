@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from fxmem.passes.memory_prop import MemoryProp
 from fxmem.passes.plan_passes import CheckpointPass, InplacePass
-from fxmem.recording.annotation import NodeMemory
+from fxmem.training.annotation import NodeMemory
 
 __all__ = ["CheckpointPass", "InplacePass", "MemoryProp", "NodeMemory"]

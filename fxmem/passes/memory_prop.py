@@ -10,8 +10,8 @@ from torch.fx import traceback
 
 from fxmem.analysis import Analysis
 from fxmem.analyzing import analyze_model
-from fxmem.recording.annotation import META, NodeMemory, measure_nodes
 from fxmem.tracing.fxgraph import NODE
+from fxmem.training.annotation import META, NodeMemory, measure_nodes
 
 
 class MemoryProp:

@@ -10,7 +10,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fxmem.applying.codegen import SEEN, SEGMENTS, lay_over_graph
 from fxmem.planning.plan import InplaceChange, Plan, Segment
-from fxmem.recording.annotation import META, NodeMemory
+from fxmem.training.annotation import META, NodeMemory
 
 
 class _PlanPass(PassBase):

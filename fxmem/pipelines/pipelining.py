@@ -15,6 +15,9 @@ from torch.utils._pytree import tree_leaves
 from fxmem.analysis import Setup
 from fxmem.analyzing import find_settings, isolate_analysis
 from fxmem.errors import UsageError
+from fxmem.fakes.devices import translate_devices
+from fxmem.fakes.fake_mode import describe_inputs, make_fake_mode
+from fxmem.fakes.swapping import restore_user_state
 from fxmem.loading.inputs import check_inputs, check_model, gather_inputs
 from fxmem.loading.target import load_target
 from fxmem.parallelism.layout import Layout
@@ -22,10 +25,11 @@ from fxmem.parallelism.wrapping import parallelize_model
 from fxmem.pipelines.pipeline import Pipeline, RankMemory
 from fxmem.pipelines.rank_recorder import Metas, RankPlace, find_outputs, name_stage, record_rank
 from fxmem.pipelines.schedules import deal_stages
-from fxmem.recording.blueprint import Blueprint
-from fxmem.recording.losses import resolve_loss
-from fxmem.recording.optimizers import resolve_optimizer
-from fxmem.recording.options import (
+from fxmem.tracing.state import save_random_states
+from fxmem.training.blueprint import Blueprint
+from fxmem.training.losses import resolve_loss
+from fxmem.training.optimizers import resolve_optimizer
+from fxmem.training.options import (
     LossChoice,
     OptimizerChoice,
     check_choices,
@@ -33,11 +37,7 @@ from fxmem.recording.options import (
     name_choice,
     resolve_options,
 )
-from fxmem.recording.training import Step
-from fxmem.tracing.devices import translate_devices
-from fxmem.tracing.fakes import describe_inputs, make_fake_mode
-from fxmem.tracing.state import save_random_states
-from fxmem.tracing.swapping import restore_user_state
+from fxmem.training.training import Step
 from fxmem.versions.release import check_release, is_release
 
 Stages = Sequence[nn.Module] | nn.Module | str

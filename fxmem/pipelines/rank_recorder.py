@@ -21,11 +21,11 @@ from fxmem.pipelines.pipeline import Actions, StageAction, Work
 from fxmem.pipelines.schedules import build_schedule
 from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.recorder import Recorder
-from fxmem.recording.residents import NamedInputs, label_gradients, label_states
 from fxmem.recording.size_hints import SizeHints
-from fxmem.recording.step import imitate_target, lay_out, note_assumptions
-from fxmem.recording.training import Step, Training
 from fxmem.tracing.tracer import Tracer
+from fxmem.training.residents import NamedInputs, label_gradients, label_states
+from fxmem.training.step import imitate_target, lay_out, note_assumptions
+from fxmem.training.training import Step, Training
 
 Metas = tuple[Tensor, ...]
 """Tensors that a stage takes or returns, without memory: on the device ``meta``."""

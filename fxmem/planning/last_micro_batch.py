@@ -1,6 +1,6 @@
 """The last micro-batch of a step that accumulates gradients: the part of the step that is planned.
 
-A recorded step that accumulates holds two micro-batches (:mod:`fxmem.recording.step`): the first
+A recorded step that accumulates holds two micro-batches (:mod:`fxmem.training.step`): the first
 makes the gradients, and only the last is traced. All micro-batches run the same forward, so a plan
 applies to each. In the last one every gradient exists from the beginning, and whatever the loop
 keeps of the micro-batch before is alive: at no point does an earlier one hold more.

@@ -20,7 +20,13 @@ from fxmem.planning.plan import (
 from fxmem.planning.suggestions import list_suggestions
 from fxmem.report.blocks import Block, Heading, Paragraph
 from fxmem.report.tables import Bytes, Cell, Table
-from fxmem.report.text import write_count, write_peak_place, write_source, write_subject
+from fxmem.report.text import (
+    write_count,
+    write_peak_place,
+    write_share,
+    write_source,
+    write_subject,
+)
 from fxmem.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -206,16 +212,6 @@ class LimitBytes(Bytes):
         text = format_bytes(self)
         value, _, unit = text.partition(" ")
         return text if parse_bytes(text) >= self else f"{float(value) + 0.01:.2f} {unit}"
-
-
-def write_share(share: float) -> str:
-    """Writes a share in percent.
-
-    >>> write_share(0.1234), write_share(0.0002), write_share(0)
-    ('12.3 %', '<0.1 %', '0.0 %')
-    """
-    text = f"{100 * share:.1f} %"
-    return "<0.1 %" if share > 0 and text == "0.0 %" else text
 
 
 def _list_changes(plan: Plan) -> Iterator[Table]:

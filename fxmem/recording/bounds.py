@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fxmem.tracing.values import (
+from fxmem.fakes.values import (
     MAX_ELEMENTS,
     Memory,
     attach_value,

@@ -6,7 +6,7 @@ have no values, so each small tensor made from constants alone carries the real 
 computed by the same operators, and ``item`` and ``nonzero`` are answered from it.
 
 Four assumptions hold in a healthy step: activations are finite, so ``isfinite(x).all()`` holds;
-a truth value that is asked for only to raise is the one that passes (:mod:`fxmem.tracing.values`);
+a truth value that is asked for only to raise is the one that passes (:mod:`fxmem.fakes.values`);
 a single random number is 0.5, so a layer that is dropped with a probability below one half is
 there, which takes most memory; and a router sends tokens to its experts in turn, which balanced
 training aims at. The last two are guesses, and an analysis notes each line that they decide.
@@ -27,11 +27,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fxmem.kernels.registry import ANY
-from fxmem.recording.bounds import bound_result
-from fxmem.recording.size_hints import SizeHints
-from fxmem.tracing.containers import PLAIN
-from fxmem.tracing.values import (
+from fxmem.fakes.containers import PLAIN
+from fxmem.fakes.values import (
     DRAW,
     MAX_ELEMENTS,
     ROUTING,
@@ -47,6 +44,9 @@ from fxmem.tracing.values import (
     remember_constant,
     remember_count,
 )
+from fxmem.kernels.registry import ANY
+from fxmem.recording.bounds import bound_result
+from fxmem.recording.size_hints import SizeHints
 from fxmem.versions.operators import aten
 
 _FACTORIES = frozenset(

@@ -12,7 +12,7 @@ from torch.utils._mode_utils import no_dispatch
 from fxmem.errors import TraceError
 from fxmem.kernels.registry import Backend
 from fxmem.parallelism.reducer import is_count, run_collective
-from fxmem.tracing.source import find_source
+from fxmem.source import find_source
 
 PASS: Any = object()
 """Result of a handler that leaves a call to the next one."""

@@ -10,6 +10,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from fxmem.fakes.containers import iterate_tensors
+from fxmem.fakes.fake_mode import TensorCopier
+from fxmem.fakes.operator_cache import Key, OperatorCache, make_key
+from fxmem.fakes.values import DRAW, find_known, remember_constant
 from fxmem.graph import Effect, SourceLocation
 from fxmem.kernels.registry import Backend, OperatorCall, Workspace
 from fxmem.recording.constants import (
@@ -21,12 +25,8 @@ from fxmem.recording.constants import (
 )
 from fxmem.recording.ledger import Ledger
 from fxmem.recording.size_hints import SizeHints
+from fxmem.source import find_source
 from fxmem.specs import strip_torch
-from fxmem.tracing.containers import iterate_tensors
-from fxmem.tracing.fakes import TensorCopier
-from fxmem.tracing.operator_cache import Key, OperatorCache, make_key
-from fxmem.tracing.source import find_source
-from fxmem.tracing.values import DRAW, find_known, remember_constant
 from fxmem.versions.fallbacks import find_flop_formula
 from fxmem.versions.operators import aten
 

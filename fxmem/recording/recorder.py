@@ -6,6 +6,7 @@ reference to the storage sees its death, and ``saved_tensors_hooks`` see what au
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterable
@@ -16,8 +17,11 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import BackwardCFunction
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_map_only
 
+from fxmem.fakes.containers import iterate_tensors
+from fxmem.fakes.fake_mode import LeanDispatchMode, find_inner, is_wrapper
 from fxmem.graph import (
     EMPTY_CACHE,
     RESIDENT,
@@ -55,9 +59,7 @@ from fxmem.recording.operators import (
     find_overwritable,
 )
 from fxmem.recording.size_hints import SizeHints
-from fxmem.tracing.containers import iterate_tensors
-from fxmem.tracing.fakes import LeanDispatchMode, find_inner, is_wrapper
-from fxmem.tracing.source import find_source
+from fxmem.source import find_source
 from fxmem.versions.operators import aten
 
 prim_device = torch.ops.prim.device.default
@@ -209,7 +211,10 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         if func is prim_device:  # by far the most frequent: C++ asks fakes where they lie
             self._engine.see_device_query()
-            return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
+            if isinstance(args[0], FakeTensor):
+                return args[0].fake_device
+            with contextlib.nullcontext() if any(map(is_wrapper, types)) else no_dispatch():
+                return func(*args)
         args, kwargs = turn_devices(self.target, args, kwargs or {})
         call = DispatchedCall(func, types, args, kwargs, list_tensors((args, kwargs)))
         for handle in self.handlers:

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxmem.fakes.containers import iterate_tensors
+from fxmem.fakes.values import keep_value
 from fxmem.graph import RESIDENT
 from fxmem.patching import patch
 from fxmem.recording.autograd import is_own_output
 from fxmem.recording.ledger import NO_STORAGE
 from fxmem.recording.recorder import Recorder
-from fxmem.tracing.containers import iterate_tensors
-from fxmem.tracing.values import keep_value
 from fxmem.versions.operators import aten
 
 _saving: Any = torch._C._autograd

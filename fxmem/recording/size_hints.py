@@ -9,7 +9,7 @@ from types import FrameType
 from typing import TypeAlias
 
 from fxmem.errors import UsageError
-from fxmem.tracing.source import iterate_user_frames
+from fxmem.source import iterate_user_frames
 
 SizeHint: TypeAlias = int | Mapping[str, int] | None
 """A size for all lines; or sizes by ``FILE:LINE``, where ``""`` stands for all others."""

@@ -71,8 +71,9 @@ class LiveRow:
     label: str
     shape: tuple[int, ...] | None  # of the first tensor on it; None for a workspace
     dtype: str  # empty for a workspace
-    saved_by: tuple[str, ...]
-    source: SourceLocation | None
+    source: SourceLocation | None  # where it was made; of a parameter, where its module first runs
+    saved_by: tuple[str, ...] = ()
+    fqn: str = ""  # of the module that made it or that it belongs to; empty for the model itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +168,10 @@ def _list_live(analysis: Analysis) -> Iterator[LiveRow]:
             label, saved_by = analysis.labels[each.index], (nodes[at].name for at in each.saved_by)
             tensor = (each.nbytes, each.category, label, each.shape, each.dtype)
             source = None if each.node is None else nodes[each.node].source
-            yield LiveRow(*tensor, tuple(saved_by), source)
+            yield LiveRow(*tensor, source, tuple(saved_by))
     if peak.workspace_bytes:
         label, category = label_operator(peak.operation), Category.WORKSPACE
-        yield LiveRow(peak.workspace_bytes, category, label, None, "", (), peak.source)
+        yield LiveRow(peak.workspace_bytes, category, label, None, "", peak.source)
 
 
 def _list_nodes(analysis: Analysis) -> Iterator[NodeRow]:

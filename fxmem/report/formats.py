@@ -9,12 +9,12 @@ from __future__ import annotations
 import html
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fxmem.errors import UsageError
-from fxmem.report.blocks import render_csv, render_markdown, render_text
+from fxmem.report.blocks import Heading, render_csv, render_markdown, render_text
 
 if TYPE_CHECKING:
     from fxmem.analysis import Analysis
@@ -34,7 +34,7 @@ class RenderOptions:
     depth: int | None = None  # levels of modules that are open; None for as many as can be read
     expand: bool = False  # to every operation, and each of the blocks that repeat
     plan: Plan | None = None  # to show on the step
-    front: tuple[Plan, ...] = ()  # the step's trade-offs, from :func:`fxmem.pareto`
+    front: Iterable[Plan] = ()  # the step's trade-offs, from :func:`fxmem.pareto`
     shown: Mapping[str, Any] = field(default_factory=dict)  # what ``list_blocks`` takes
     width: int | None = None  # columns of text; None for no limit
 
@@ -89,7 +89,7 @@ def _draw_timeline(analysis: Analysis, options: RenderOptions, kind: str) -> byt
 def _draw_tradeoff(analysis: Analysis, options: RenderOptions, kind: str) -> bytes:
     from fxmem.report.plots import draw_tradeoff
 
-    return draw_tradeoff(analysis, kind, options.front, options.plan)
+    return draw_tradeoff(analysis, kind, tuple(options.front), options.plan)
 
 
 def _write_snapshot(analysis: Analysis, options: RenderOptions, kind: str) -> bytes:
@@ -108,7 +108,8 @@ def _write_page(result: Any, options: RenderOptions, kind: str) -> str:
 
     analysis = result.pictured
     if analysis is None:
-        title = html.escape(result.list_blocks()[0].text)
+        headings = (block.text for block in result.list_blocks() if isinstance(block, Heading))
+        title = html.escape(next(headings, "fxmem"))
         head = f'<!doctype html>\n<meta charset="utf-8">\n<title>{title}</title>\n'
         return head + write_fragment(result)
     svg, note = b"", ""
@@ -116,7 +117,7 @@ def _write_page(result: Any, options: RenderOptions, kind: str) -> str:
         svg = draw_dot(draw_picture(analysis, options).source, "svg")
     except UsageError as error:  # the report is worth having without a picture
         note = f"The graph is not drawn: {error}."
-    return write_html(analysis, options.plan, options.front, svg, note)
+    return write_html(analysis, options.plan, tuple(options.front), svg, note)
 
 
 def _write_blocks(result: Result, options: RenderOptions, kind: str) -> str:
@@ -196,20 +197,18 @@ def find_view(kind: str, options: RenderOptions) -> str:
 
 def render(result: Any, kind: str, options: RenderOptions) -> str | bytes:
     """Writes a result in a format; refuses a plan for another model."""
-    view, entry, subject = find_view(kind, options), FORMATS[kind], result
-    if not entry.is_report:
-        subject = result.pictured
-        if subject is None:
-            reports = ", ".join(e.suffixes[0] for e in FORMATS.values() if e.is_report)
-            raise UsageError(f"{kind} is for a step, not for this result", hint=f"use {reports}")
+    view, entry, step = find_view(kind, options), FORMATS[kind], result.pictured
+    if step is None and (options.plan is not None or not entry.is_report):
+        what = "a plan" if entry.is_report else kind
+        raise UsageError(f"{what} is for a step, not for this result", hint="use an analysis")
     if options.plan is not None:
-        if subject.setup.mesh is not None:
+        if step.setup.mesh is not None:
             raise UsageError(
                 "plans are not drawn on the step of a rank",
                 hint="draw fxmem.analyze(fxmem.apply(model, plan), ..., mesh=...)",
             )
-        options.plan.check(subject.graph)
-    return entry.views[view](subject, options, kind)
+        options.plan.check(step.graph)
+    return entry.views[view](result if entry.is_report else step, options, kind)
 
 
 def write_file(result: Any, path: str | os.PathLike[str], options: RenderOptions) -> None:

@@ -6,8 +6,6 @@ import textwrap
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from wcwidth import wcswidth
-
 from fxmem.units import format_bytes, format_flops
 
 _ELLIPSIS, _GAP = "...", 2
@@ -33,6 +31,8 @@ def measure_width(text: str) -> int:
     >>> measure_width("conv"), measure_width("卷积")
     (4, 4)
     """
+    from wcwidth import wcswidth
+
     return max(wcswidth(text), 0)
 
 

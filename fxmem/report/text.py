@@ -172,6 +172,16 @@ def write_count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def write_share(share: float) -> str:
+    """Writes a share in percent.
+
+    >>> write_share(0.1234), write_share(0.0002), write_share(0)
+    ('12.3 %', '<0.1 %', '0.0 %')
+    """
+    text = f"{100 * share:.1f} %"
+    return "<0.1 %" if share > 0 and text == "0.0 %" else text
+
+
 def list_shares(title: str, breakdown: Mapping[Category, int], peak_bytes: int) -> Table:
     """Lists categories at the peak, with their shares."""
     rows = [(category.value, nbytes) for category, nbytes in breakdown.items() if nbytes]
@@ -183,10 +193,12 @@ def list_shares(title: str, breakdown: Mapping[Category, int], peak_bytes: int) 
 def _list_figures(document: Document) -> Iterator[Block]:
     """Lists the figures of the device, of the whole step and of the categories at the peak."""
     if document.device:
-        device = [
-            (row.label, write_range(row.least_bytes, row.most_bytes), row.compare_with)
-            for row in document.device
-        ]
+        device: list[Sequence[Cell]] = []
+        for row in document.device:
+            peak: Cell = Bytes(row.least_bytes)
+            if row.least_bytes < row.most_bytes:
+                peak = write_range(row.least_bytes, row.most_bytes)
+            device.append((row.label, peak, row.compare_with))
         yield Table(["on the GPU", "peak", "compare with"], device, right=["peak"])
     if document.fit is not None:
         yield Paragraph([write_fit(document.fit)])

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
+from fxmem.source import find_source
 from fxmem.tracing.conditions import read_context
-from fxmem.tracing.source import find_source
 
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 """Types of values that are compared as such; other objects are by their identity."""

@@ -11,10 +11,10 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from fxmem.fakes.fake_mode import holds_fakes
 from fxmem.parallelism.process_group import run_outside_modes
 from fxmem.scripts.script_recorder import ScriptRecorder
-from fxmem.tracing.fakes import holds_fakes
-from fxmem.tracing.source import find_source
+from fxmem.source import find_source
 
 
 class RealData:

@@ -25,10 +25,10 @@ import torch.multiprocessing
 from torch import distributed as dist
 
 from fxmem.errors import UsageError
+from fxmem.fakes.fake_mode import holds_fakes
 from fxmem.parallelism.process_group import be_rank
 from fxmem.patching import change_items, patch
-from fxmem.tracing.fakes import holds_fakes
-from fxmem.tracing.source import is_user_file
+from fxmem.source import is_user_file
 
 _SETTING = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _PYTHON = re.compile(r"python[\d.]*")

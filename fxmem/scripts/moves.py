@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from fxmem.fakes.reach import list_slots
 from fxmem.kernels.registry import Backend
-from fxmem.tracing.reach import list_slots
 
 
 class Moves:

@@ -20,16 +20,16 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fxmem.errors import TraceError
-from fxmem.graph import Operation, SourceLocation, is_installed
-from fxmem.recording.bounds import find_bounds
-from fxmem.scripts.script_run import Read
-from fxmem.tracing.source import is_machinery, is_user_file
-from fxmem.tracing.values import (
+from fxmem.fakes.values import (
     find_known,
     find_passing_answer,
     find_usual_answer,
     is_in_while,
 )
+from fxmem.graph import Operation, SourceLocation, is_installed
+from fxmem.recording.bounds import find_bounds
+from fxmem.scripts.script_run import Read
+from fxmem.source import is_machinery, is_user_file
 
 _SCALER = os.path.join("torch", "amp", "grad_scaler.py")
 _LBFGS = os.path.join("torch", "optim", "lbfgs.py")

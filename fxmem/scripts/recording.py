@@ -11,11 +11,11 @@ from fxmem.analysis import Analysis
 from fxmem.analyzing import find_settings
 from fxmem.graph import SourceLocation
 from fxmem.memory.liveness import Peak
-from fxmem.recording.options import resolve_options
 from fxmem.scripts.launchers import Launcher
 from fxmem.scripts.script_run import Read, ScriptRun
 from fxmem.scripts.session import EnoughSteps, Session
-from fxmem.tracing.source import find_source
+from fxmem.source import find_source
+from fxmem.training.options import resolve_options
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ from typing import Any
 
 from fxmem.analyzing import find_settings
 from fxmem.errors import FxmemError, TraceError
-from fxmem.recording.failures import explain_failure
-from fxmem.recording.options import resolve_options
 from fxmem.scripts.launchers import Launcher
 from fxmem.scripts.script_run import Progress, ScriptRun
 from fxmem.scripts.session import EnoughSteps, Session
+from fxmem.training.failures import explain_failure
+from fxmem.training.options import resolve_options
 
 
 def run_script(

@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from fxmem.fakes.values import find_known, remember_constant
 from fxmem.graph import Category, Effect
 from fxmem.kernels.registry import Backend
 from fxmem.recording.constants import is_index, list_tensors
@@ -30,7 +31,6 @@ from fxmem.recording.operators import find_effect
 from fxmem.recording.recorder import Recorder
 from fxmem.recording.size_hints import SizeHints
 from fxmem.scripts.reads import ReadLog
-from fxmem.tracing.values import find_known, remember_constant
 from fxmem.versions.operators import aten
 
 _to_copy = aten._to_copy.default
@@ -60,10 +60,10 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         self.in_model = False
         self._device = target.device
         self.handlers = [
-            self.run_own,
-            run_marker,
             self.run_wrapper,
             self.run_real,
+            self.run_own,
+            run_marker,
             self.run_on_fakes,
         ]
 

@@ -19,18 +19,18 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _device
 from torch.utils._pytree import tree_map_only
 
+from fxmem.fakes.containers import iterate_tensors
+from fxmem.fakes.devices import spell_device
+from fxmem.fakes.fake_mode import find_inner
+from fxmem.fakes.stand_ins import stand_in
 from fxmem.graph import Category
 from fxmem.parallelism.wrapping import iterate_unsharded
 from fxmem.scripts.micro_batches import MicroBatches
 from fxmem.scripts.script_recorder import ScriptRecorder
+from fxmem.source import is_user_file
 from fxmem.tracing.calls import bind_arguments
-from fxmem.tracing.containers import iterate_tensors
-from fxmem.tracing.devices import spell_device
-from fxmem.tracing.fakes import find_inner
 from fxmem.tracing.modules import is_leaf
 from fxmem.tracing.nodes import Call, NodeLog
-from fxmem.tracing.source import is_user_file
-from fxmem.tracing.stand_ins import stand_in
 from fxmem.tracing.tracer import Tracer
 
 _TO_VALUES: dict[Any, Callable[..., Any]] = {

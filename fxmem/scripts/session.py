@@ -23,6 +23,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fxmem.analysis import Analysis, Setup
 from fxmem.errors import TraceError, UsageError
+from fxmem.fakes.devices import translate_devices
+from fxmem.fakes.fake_mode import make_fake_mode
+from fxmem.fakes.values import answer_fake_checks
 from fxmem.gpus import CONTEXT_BYTES
 from fxmem.graph import EMPTY_CACHE, Category, Phase
 from fxmem.kernels.cuda.present_gpu import show_gpu
@@ -33,10 +36,7 @@ from fxmem.parallelism.process_group import offer_group, run_outside_modes
 from fxmem.patching import hold_process, patch
 from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.engine import watch_engine
-from fxmem.recording.isolation import replace_inference_mode
-from fxmem.recording.options import Options
 from fxmem.recording.saves import hook_saves, watch_saved
-from fxmem.recording.step import note_assumptions
 from fxmem.scripts.data import RealData
 from fxmem.scripts.launchers import Launcher
 from fxmem.scripts.moves import Moves
@@ -46,9 +46,9 @@ from fxmem.scripts.script_tracer import ScriptTracer
 from fxmem.scripts.threads import follow_threads
 from fxmem.tracing.compiled import NOT_COMPILED, leave_out_compiler
 from fxmem.tracing.conditions import leave_autocast
-from fxmem.tracing.devices import translate_devices
-from fxmem.tracing.fakes import make_fake_mode
-from fxmem.tracing.values import answer_fake_checks
+from fxmem.training.isolation import replace_inference_mode
+from fxmem.training.options import Options
+from fxmem.training.step import note_assumptions
 from fxmem.versions.release import check_release
 
 _MOST_STEPS = 100

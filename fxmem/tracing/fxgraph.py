@@ -15,6 +15,7 @@ from torch import fx, nn
 from torch.fx import traceback
 from torch.fx.node import map_aggregate
 
+from fxmem.fakes.containers import iterate_paths, iterate_tensors
 from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.conditions import (
     CONTEXT,
@@ -27,7 +28,6 @@ from fxmem.tracing.conditions import (
     read_settings,
     run_within,
 )
-from fxmem.tracing.containers import iterate_paths, iterate_tensors
 from fxmem.tracing.modules import find_watched
 from fxmem.tracing.nodes import ACCESSORS, Call
 from fxmem.tracing.sizes import Arithmetic, SizeInt
@@ -191,7 +191,7 @@ class GraphBuilder:
         if isinstance(value, SizeInt):
             return self._convert_size(value)
         if isinstance(value, torch.device) and self._anchor is not None:
-            # A GPU's tensors are fakes on cpu:0, whatever the code sees: tracing/devices.py.
+            # A GPU's tensors are fakes on cpu:0, whatever the code sees: fakes/devices.py.
             device, node, path = self._anchor
             if value.type != "cpu" or device.index is None:
                 # The graph runs wherever its first input is.

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import torch
 from torch import fx, nn
 
+from fxmem.fakes.containers import iterate_paths, iterate_tensors
 from fxmem.graph import Phase, SourceLocation
+from fxmem.source import find_source
 from fxmem.specs import strip_torch
 from fxmem.tracing.calls import bind_arguments
-from fxmem.tracing.containers import iterate_paths, iterate_tensors
-from fxmem.tracing.source import find_source
 
 ACCESSORS = (getattr, setattr, delattr)
 _ORIGIN = "_fxmem_origin"

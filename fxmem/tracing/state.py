@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdRef
 
+from fxmem.fakes.reach import CONTAINERS, list_attributes
 from fxmem.tracing.conditions import PLAIN_TYPES
 from fxmem.tracing.modules import HOOK_TABLES, is_leaf
-from fxmem.tracing.reach import CONTAINERS, list_attributes
 
 DRAWS = "it draws random numbers that are not PyTorch's"
 """The reason why code that draws from Python's or NumPy's generator has no graph."""

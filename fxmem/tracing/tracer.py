@@ -24,17 +24,17 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
+from fxmem.fakes.containers import iterate_tensors
+from fxmem.fakes.values import comes_of_held, find_passing_answer
 from fxmem.graph import Phase
 from fxmem.patching import patch
+from fxmem.source import find_source
 from fxmem.tracing.calls import CallLog
-from fxmem.tracing.containers import iterate_tensors
 from fxmem.tracing.fxgraph import GraphBuilder, describe_function
 from fxmem.tracing.modules import CALLED_HOOKS, is_leaf, is_left_out
 from fxmem.tracing.nodes import Call, NodeLog, Origin, TracedNode
 from fxmem.tracing.sizes import make_shape
-from fxmem.tracing.source import find_source
 from fxmem.tracing.state import ForwardState
-from fxmem.tracing.values import comes_of_held, find_passing_answer
 
 _SIZE_QUERIES = frozenset({"shape", "size", "numel", "nelement"})
 _TENSOR_PROPERTIES = frozenset({"T", "mT", "H", "mH", "data", "grad", "real", "imag"})

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from fxmem.fakes.fake_mode import flatten_with_paths
 from fxmem.specs import strip_torch
-from fxmem.tracing.fakes import flatten_with_paths
 from fxmem.verifying.verification import Difference, Kind
 
 Record = dict[tuple[Kind, str], Any]

@@ -18,18 +18,18 @@ from fxmem.analysis import Analysis
 from fxmem.analyzing import analyze_model
 from fxmem.applying.applying import apply
 from fxmem.errors import FxmemError, UsageError
+from fxmem.fakes.fake_mode import describe_inputs, read_leaf
 from fxmem.loading.inputs import check_inputs, check_model, gather_inputs
 from fxmem.loading.target import load_target, prepare_targets
 from fxmem.parallelism.layout import Layout, ParallelizeChoice, resolve_layout
 from fxmem.planning.outcome import measure_plan
 from fxmem.planning.plan import Plan, fingerprint_graph
-from fxmem.recording.options import (
+from fxmem.specs import TensorSpec, parse_dtype, strip_torch
+from fxmem.training.options import (
     check_choices,
     check_mode,
     name_choice,
 )
-from fxmem.specs import TensorSpec, parse_dtype, strip_torch
-from fxmem.tracing.fakes import describe_inputs, read_leaf
 from fxmem.units import format_bytes
 from fxmem.verifying.comparing import compare_records
 from fxmem.verifying.rank_processes import compare_ranks

@@ -27,7 +27,7 @@ from fxmem.loading.parsing import is_target, parse_target
 from fxmem.loading.target import prepare_targets
 from fxmem.parallelism.layout import Layout
 from fxmem.parallelism.wrapping import parallelize_model
-from fxmem.recording.options import load_choice
+from fxmem.training.options import load_choice
 from fxmem.verifying.running import ComparedSteps, Runner, StepTask, compare_steps
 
 _MOST_RANKS = 4

@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_iter, tree_map
 
 from fxmem.errors import FxmemError, FxmemWarning, TraceError, UsageError, summarize_error
-from fxmem.recording.losses import resolve_loss
-from fxmem.recording.optimizers import Adam8bit, resolve_optimizer
-from fxmem.recording.options import LossChoice, OptimizerChoice, load_choice
+from fxmem.fakes.fake_mode import read_leaf
+from fxmem.source import find_raising_source
 from fxmem.specs import TensorSpec
-from fxmem.tracing.fakes import read_leaf
 from fxmem.tracing.modules import HOOK_TABLES
-from fxmem.tracing.source import find_raising_source
 from fxmem.tracing.state import save_random_states
+from fxmem.training.losses import resolve_loss
+from fxmem.training.optimizers import Adam8bit, resolve_optimizer
+from fxmem.training.options import LossChoice, OptimizerChoice, load_choice
 from fxmem.verifying.comparing import Record, compare_records, compare_values, iterate_leaves
 from fxmem.verifying.measuring import measure_peak
 from fxmem.verifying.verification import Difference, Kind

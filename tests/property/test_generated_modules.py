@@ -15,15 +15,15 @@ from benchmarks.cases import Spec
 from benchmarks.measure import measure_flops, measure_saved, measure_tensors
 from benchmarks.step import MODES, Mode
 from fxmem.analysis import Analysis, Setup
+from fxmem.fakes.fake_mode import make_fake_mode
+from fxmem.fakes.swapping import swap_in_fakes
 from fxmem.graph import Category
 from fxmem.kernels.cpu import CPU
-from fxmem.recording.loops import infer, plain
-from fxmem.recording.losses import resolve_loss
-from fxmem.recording.optimizers import resolve_optimizer
-from fxmem.recording.step import Recording, record_step
-from fxmem.recording.training import Step
-from fxmem.tracing.fakes import make_fake_mode
-from fxmem.tracing.swapping import swap_in_fakes
+from fxmem.training.loops import infer, plain
+from fxmem.training.losses import resolve_loss
+from fxmem.training.optimizers import resolve_optimizer
+from fxmem.training.step import Recording, record_step
+from fxmem.training.training import Step
 
 GIVEN = (Category.PARAMETER, Category.BUFFER, Category.INPUT)
 pytestmark = pytest.mark.filterwarnings("ignore")  # what programs do is theirs

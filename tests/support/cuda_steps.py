@@ -15,12 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.kernel_workspace import estimate_workspace_bytes
 from fxmem import analyze
+from fxmem.fakes.devices import translate_devices
+from fxmem.fakes.fake_mode import make_fake_mode
 from fxmem.graph import MemoryGraph, Phase
 from fxmem.kernels.cuda import CUDA
 from fxmem.kernels.cuda.gpu import GPU_DEVICE
 from fxmem.kernels.functions import lower_functions
-from fxmem.tracing.devices import translate_devices
-from fxmem.tracing.fakes import make_fake_mode
 from fxmem.versions.operators import find_operators
 
 Saved = tuple[tuple[int, ...], str]

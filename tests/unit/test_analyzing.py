@@ -13,8 +13,8 @@ import fxmem
 from fxmem.analyzing import Served, record_with_frontend
 from fxmem.errors import DataDependentError, FxmemError, TraceError
 from fxmem.graph import MemoryGraph
-from fxmem.recording.failures import mark_traced
-from fxmem.recording.step import Recording
+from fxmem.training.failures import mark_traced
+from fxmem.training.step import Recording
 
 RECORDED = Recording(MemoryGraph((), (), (), ()), fx.Graph(), "", ())
 UNFIT = replace(RECORDED, reason="no graph holds it")

@@ -33,10 +33,10 @@ from fxmem.memory.liveness import Peak
 from fxmem.memory.module_tree import Module
 from fxmem.pipelines.pipeline import Pipeline, RankMemory, StageMemory
 from fxmem.planning.plan import Plan, Segment
-from fxmem.recording.losses import LOSSES
-from fxmem.recording.optimizers import OPTIMIZERS
 from fxmem.report.json_report import list_finding
 from fxmem.report.result import Result
+from fxmem.training.losses import LOSSES
+from fxmem.training.optimizers import OPTIMIZERS
 from fxmem.verifying.verification import Difference, Kind, Promise, Verification
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,7 @@ from torch.nn import functional
 import fxmem
 from benchmarks.published.cases import Case
 from fxmem.kernels.cuda.linear import cublas_workspace_bytes
-from fxmem.memory.allocation import _list_events
-from fxmem.memory.allocator import replay
+from fxmem.memory.allocation import _list_events, replay
 
 CHANNELS, HIDDEN = 16, 64
 

@@ -16,14 +16,14 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fxmem.kernels.registry import ANY, Function
-from fxmem.tracing.values import (
+from fxmem.fakes.values import (
     MAX_ELEMENTS,
     Memory,
     attach_value,
     find_known,
     find_most_elements,
 )
+from fxmem.kernels.registry import ANY, Function
 
 _REDUCTIONS = ("none", "mean", "sum")
 """``Reduction`` (aten/src/ATen/core/Reduction.h)."""

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxmem.fakes.fake_mode import LeanDispatchMode
 from fxmem.kernels.registry import ANY, Function
-from fxmem.tracing.fakes import LeanDispatchMode
 from fxmem.versions.operators import aten
 
 _add = aten.add.Tensor

@@ -1,7 +1,7 @@
 """Lengths of sequences, which C++ functions read on the host.
 
 ``pack_padded_sequence`` computes its batch sizes from lengths, and ``ctc_loss`` its own sizes,
-where the lengths are known (:mod:`fxmem.tracing.values`). Batch sizes are then a real tensor:
+where the lengths are known (:mod:`fxmem.fakes.values`). Batch sizes are then a real tensor:
 the loops over packed sequences, which are C++ too, read them.
 """
 
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fxmem.fakes.values import assume_passing, find_value, remember_constant
 from fxmem.kernels.cuda.gpu import CUDA, is_on_gpu
 from fxmem.kernels.registry import ANY, CPU, OperatorCall
-from fxmem.tracing.values import assume_passing, find_value, remember_constant
 from fxmem.versions.operators import aten
 
 _pack = aten._pack_padded_sequence.default

@@ -62,9 +62,9 @@ def register_losses(
 
     Args:
         backend: Whose kernels they are.
-        reduce: What a reduction takes beside the losses and the result.
+        reduce: Bytes of a reduction, beside the losses and the result.
         reduce_in_place: The same where the result takes the place of the losses.
-        number_bytes: What an integer takes that is added to a tensor, before it is cast.
+        number_bytes: Bytes of an integer that is added to a tensor, before it is cast.
     """
 
     def estimate_pointwise(call: OperatorCall) -> int:

@@ -1,6 +1,6 @@
 """Results that real kernels lay out otherwise than PyTorch's fake ones, on any device.
 
-What an operator's result looks like in memory decides whether a later ``view`` copies it.
+The strides of a result decide whether a later ``view`` copies it.
 """
 
 from __future__ import annotations

@@ -8,9 +8,11 @@ import math
 import torch
 from torch import Tensor
 
-from fxmem.kernels.cpu.linear import gemm_scratchpad_bytes, product_scratchpad_bytes
+from fxmem.kernels.common.transformer import attend_by_scores, run_encoder_layer
+from fxmem.kernels.composites import measure_composite
+from fxmem.kernels.cpu.linear import gemm_scratchpad_bytes
 from fxmem.kernels.registry import CPU, OperatorCall, as_tensor
-from fxmem.kernels.workspace import PeakTrace, size_bytes
+from fxmem.kernels.workspace import size_bytes
 
 # cpu/FlashAttentionKernel.cpp, ``flash_attention_kernel_impl``: block of queries by their number.
 _QUERY_BLOCKS = ((768, 256), (192, 64), (0, 32))
@@ -89,8 +91,8 @@ def _flash_backward(call: OperatorCall) -> int:
 def _products_bytes(grad: Tensor, query: Tensor, key: Tensor, rows: int, columns: int) -> int:
     """Products of a reduced type that add to a gradient; ``mkldnn_gemm`` where oneDNN takes them.
 
-    The block of scores times what came in, the keys, and the queries; the latter two are scaled,
-    by a number that oneDNN is handed in a tensor.
+    The block of scores times the incoming gradient, the keys, and the queries; the latter two are
+    scaled, by a number that oneDNN is handed in a tensor.
     """
     ask, head = functools.partial(gemm_scratchpad_bytes, query.dtype), grad.shape[3]
     scores, turned = (columns, 1), (1, columns)
@@ -104,103 +106,14 @@ def _products_bytes(grad: Tensor, query: Tensor, key: Tensor, rows: int, columns
 # -- Fast paths of attention modules in inference --
 
 
-def _attend(
-    trace: PeakTrace, inputs: tuple[Tensor, Tensor, Tensor], heads: int, mask: object, weights: bool
-) -> int:
-    """aten/src/ATen/native/transformers/attention.cpp, ``native_multi_head_attention_cpu``.
-
-    The projection of all three, then split with its bias; then, beside the split ones, the
-    scores, and at last the context and its projection, which stays.
-    """
-    query = inputs[0]
-    batch, length, width = query.shape
-    rows, context = batch * length, size_bytes(query)
-    scores = batch * heads * length * length * query.element_size()
-    projected = _project(trace, inputs)
-    split = trace.allocate(3 * context)
-    trace.free(projected)
-    kept = trace.allocate(scores)
-    pads = [
-        product_scratchpad_bytes(batch * heads, length, width // heads, length, query),
-        product_scratchpad_bytes(0, rows, width, width, query),
-    ]
-    trace.free(trace.allocate(pads[0]))
-    if isinstance(mask, Tensor):  # as bool, and softmax not in place
-        bits = trace.allocate(mask.numel() if mask.dtype != torch.bool else 0)
-        trace.allocate(scores)
-        trace.free(kept, bits)
-    if not weights:
-        trace.free(scores)
-    rearranged = trace.allocate(context)
-    trace.allocate(context)
-    trace.free(trace.allocate(pads[1]))
-    trace.free(rearranged)
-    if not weights:  # else the split ones live until the mean of the weights is there
-        trace.free(split)
-    return context
-
-
-def _project(trace: PeakTrace, inputs: tuple[Tensor, Tensor, Tensor]) -> int:
-    """``qkv_projection``: one product if all are the same, else one for each, joined."""
-    query, key, value = inputs
-    rows, width, context = query.shape[0] * query.shape[1], query.shape[2], size_bytes(query)
-    parts = [3] if query is key is value else [1, 2] if key is value else [1, 1, 1]
-    for part, x in zip(parts, inputs, strict=False):
-        copied = trace.allocate(0 if x.is_contiguous() else context)
-        trace.allocate(part * context)
-        trace.free(trace.allocate(product_scratchpad_bytes(0, rows, width, part * width, x)))
-        trace.free(copied)
-    if len(parts) > 1:
-        trace.allocate(3 * context)
-        trace.free(3 * context)
-    return 3 * context
-
-
 @CPU.workspace("_native_multi_head_attention")
 def _attention(call: OperatorCall) -> int:
-    """attention.cpp, ``native_multi_head_attention_cpu``: at last the mean of the weights."""
-    inputs = call.tensor(0), call.tensor(1), call.tensor(2)
-    weights = call.get(10, "need_weights") is not False
-    average = call.get(11, "average_attn_weights") is not False
-    heads = int(str(call.args[4]))
-    trace = PeakTrace()
-    _attend(trace, inputs, heads, call.get(9, "mask"), weights)
-    if weights and average:
-        batch, length, _ = inputs[0].shape
-        trace.allocate(batch * length * length * inputs[0].element_size())
-    return trace.peak_bytes - call.result_bytes
-
-
-def _normalize(trace: PeakTrace, rows: int, x_bytes: int, itemsize: int) -> None:
-    """``layer_norm``: the result stays, means and scales of the rows go."""
-    trace.allocate(x_bytes)
-    trace.free(trace.allocate(2 * rows * itemsize))
+    """attention.cpp, ``native_multi_head_attention_cpu``."""
+    return measure_composite(CPU, attend_by_scores, call)
 
 
 @CPU.workspace("_transformer_encoder_layer_fwd")
 def _encoder_layer(call: OperatorCall) -> int:
-    """aten/src/ATen/native/transformers/transformer.cpp, ``transformer_encoder_layer_forward``.
-
-    Residuals are added in place. Activations work in place too: ``_addmm_activation`` on the CPU
-    is a product and then the function.
-    """
-    x, norm_first, hidden = call.tensor(0), call.args[8] is True, call.tensor(14).shape[0]
-    rows, width = x.shape[0] * x.shape[1], x.shape[2]
-    size, itemsize = size_bytes(x), x.element_size()
-    trace = PeakTrace()
-    if norm_first:
-        _normalize(trace, rows, size, itemsize)
-    _attend(trace, (x, x, x), int(str(call.args[2])), call.get(18, "mask"), False)
-    if norm_first:
-        trace.free(size)
-    _normalize(trace, rows, size, itemsize)
-    if not norm_first:
-        trace.free(size)
-    inner = trace.allocate(rows * hidden * itemsize)
-    trace.free(trace.allocate(product_scratchpad_bytes(0, rows, width, hidden, x)))
-    trace.allocate(size)
-    trace.free(trace.allocate(product_scratchpad_bytes(0, rows, hidden, width, x)))
-    trace.free(inner)
-    if not norm_first:
-        _normalize(trace, rows, size, itemsize)
-    return trace.peak_bytes - call.result_bytes
+    """aten/src/ATen/native/transformers/transformer.cpp, ``transformer_encoder_layer_forward``."""
+    run = functools.partial(run_encoder_layer, attend_by_scores)
+    return measure_composite(CPU, run, call)

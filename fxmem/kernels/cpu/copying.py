@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from fxmem.kernels.registry import CPU, OperatorCall, Workspace
+from fxmem.kernels.registry import CPU, Estimator, OperatorCall, Workspace
 from fxmem.kernels.workspace import (
     RESULT,
     BlockTrace,
@@ -39,13 +39,23 @@ def transposing_buffer_bytes(source: Tensor) -> int:
 
 
 def contiguous_copies_bytes(*operands: Tensor) -> int:
-    """Peak of the contiguous copies of what is not contiguous, made one after the other."""
+    """Peak of contiguous copies, made one after the other where operands are not contiguous."""
     trace = PeakTrace()
     for x in operands:
         if not x.is_contiguous():
             trace.allocate(size_bytes(x))
             trace.free(trace.allocate(transposing_buffer_bytes(x)))
     return trace.peak_bytes
+
+
+def copy_contiguous(*operands: int) -> Estimator:
+    """Makes the rule of a kernel that copies operands at these positions one after the other."""
+
+    def estimate(call: OperatorCall) -> int:
+        found = (call.args[at] for at in operands)
+        return contiguous_copies_bytes(*(x for x in found if isinstance(x, Tensor)))
+
+    return estimate
 
 
 @CPU.workspace("clone")

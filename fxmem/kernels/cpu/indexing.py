@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fxmem.kernels.cpu.copying import contiguous_copies_bytes
+from fxmem.kernels.cpu.copying import copy_contiguous
 from fxmem.kernels.cpu.reduction import GRAIN_SIZE, two_pass_bytes
 from fxmem.kernels.registry import CPU, OperatorCall
 from fxmem.kernels.workspace import PeakTrace, broadcast_sizes, copy_operands, size_bytes
@@ -16,15 +16,13 @@ from fxmem.kernels.workspace import PeakTrace, broadcast_sizes, copy_operands, s
 _INDEX_BYTES = 8
 
 
-CPU.workspace("embedding")(copy_operands(1))  # aten/src/ATen/native/Embedding.cpp
+# aten/src/ATen/native/Embedding.cpp
+CPU.workspace("embedding")(copy_operands(1))
+CPU.workspace("embedding_dense_backward")(copy_contiguous(0, 1))
+# aten/src/ATen/native/LossNLL.cpp, ``nll_loss_out_frame``
+CPU.workspace("nll_loss_forward")(copy_contiguous(0, 1, 2))
 # aten/src/ATen/native/TensorAdvancedIndexing.cpp, ``masked_scatter__cpu``
 CPU.workspace("masked_scatter", "masked_scatter_")(copy_operands(2))
-
-
-@CPU.workspace("embedding_dense_backward")
-def _embedding_backward(call: OperatorCall) -> int:
-    """Embedding.cpp, ``embedding_dense_backward_cpu``: contiguous indices and gradient."""
-    return contiguous_copies_bytes(call.tensor(0), call.tensor(1))
 
 
 @CPU.workspace("cumsum", "cumprod")
@@ -41,12 +39,6 @@ def _sort(call: OperatorCall) -> int:
     found = call.args[-1] if len(call.args) > 1 else call.kwargs.get("dim", -1)
     dim = found if isinstance(found, int) and not isinstance(found, bool) else -1
     return x.shape[dim] * _INDEX_BYTES if x.dim() else 0
-
-
-@CPU.workspace("nll_loss_forward")
-def _nll_loss(call: OperatorCall) -> int:
-    """aten/src/ATen/native/LossNLL.cpp, ``nll_loss_out_frame``: contiguous operands."""
-    return contiguous_copies_bytes(*(value for value in call.args[:3] if isinstance(value, Tensor)))
 
 
 @CPU.workspace("index_select")
@@ -93,7 +85,7 @@ def _masked_scatter_backward(call: OperatorCall) -> int:
 def _index(call: OperatorCall) -> int:
     """TensorAdvancedIndexing.cpp, ``index_out``; IndexingUtils.h, ``expandTensors``.
 
-    A mask becomes the positions of what it selects, which are as many as the result has.
+    A mask becomes the positions of the elements that it selects, as many as the result has.
     """
     return _positions_bytes(call.args[1], call.tensor(0), call.result)
 
@@ -102,7 +94,7 @@ def _index(call: OperatorCall) -> int:
 def _index_put(call: OperatorCall) -> int:
     """TensorAdvancedIndexing.cpp, ``_index_put_impl_``: masks become positions.
 
-    A single value fills what the mask selects instead.
+    A single value fills the selected elements instead.
     """
     values, accumulates = call.tensor(2), call.get(3, "accumulate") is True
     if values.numel() == 1 and not accumulates:

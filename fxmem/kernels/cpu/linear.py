@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fxmem.kernels.cpu.onednn import library as onednn
 from fxmem.kernels.registry import CPU, OperatorCall
-from fxmem.kernels.workspace import PeakTrace, size_bytes
+from fxmem.kernels.workspace import PeakTrace, measure_product, size_bytes
 
 LINEAR_ALGEBRA = (
     "_linalg_svd", "_linalg_eigh", "_linalg_eigvals", "linalg_eig", "linalg_eigvals", "linalg_qr",
@@ -78,7 +78,7 @@ def _uses_mkldnn(x: Tensor, columns: int) -> bool:
 
 
 def _mkldnn_matmul_bytes(left: Tensor, right: Tensor) -> int:
-    """mkldnn/Matmul.cpp, ``mkldnn_matmul``: copies of what is neither dense nor transposed."""
+    """mkldnn/Matmul.cpp, ``mkldnn_matmul``: copies of operands with gaps."""
     copies, operands = 0, []
     for x in (left, right):
         strides = x.stride()
@@ -114,23 +114,6 @@ def _matmul_scratchpad_bytes(
         return library.size_bytes(library.query(primitive, onednn.QUERY_SCRATCHPAD))
 
     return onednn.ask(question, 0)
-
-
-def product_scratchpad_bytes(batch: int, rows: int, inner: int, columns: int, x: Tensor) -> int:
-    """Scratchpad of a product by a transposed matrix, in the type of a tensor.
-
-    The operands are dense; ``batch`` is 0 for matrices.
-    """
-    if not batch:
-        return gemm_scratchpad_bytes(x.dtype, (rows, inner), (inner, 1), columns, (1, inner))
-    if not _uses_onednn(x.dtype, batch * rows * inner * columns):
-        return 0
-    return _matmul_scratchpad_bytes(
-        ((batch, rows, inner), (rows * inner, inner, 1)),
-        ((batch, inner, columns), (inner * columns, 1, inner)),
-        x.dtype,
-        torch.get_num_threads(),
-    )
 
 
 def gemm_scratchpad_bytes(
@@ -175,12 +158,6 @@ def _product_bytes(left: Tensor, right: Tensor) -> int:
     return copies + _matmul_scratchpad_bytes(*operands, left.dtype, torch.get_num_threads())
 
 
-@CPU.workspace("mm")
-def _mm(call: OperatorCall) -> int:
-    """aten/src/ATen/native/LinearAlgebra.cpp, ``mm_out_cpu``."""
-    return _product_bytes(call.tensor(0), call.tensor(1))
-
-
 @CPU.workspace("mv")
 def _mv(call: OperatorCall) -> int:
     """aten/src/ATen/native/Blas.cpp, ``addmv_out``: a contiguous matrix for BLAS."""
@@ -190,25 +167,7 @@ def _mv(call: OperatorCall) -> int:
     return _matrix_copies_bytes(matrix)
 
 
-@CPU.workspace("addmm", "addmm_")
-def _addmm(call: OperatorCall) -> int:
-    """LinearAlgebra.cpp, ``addmm_out_cpu``: the bias is copied into the result."""
-    return _product_bytes(call.tensor(1), call.tensor(2))
-
-
-@CPU.workspace("bmm")
-def _bmm(call: OperatorCall) -> int:
-    """LinearAlgebra.cpp, ``bmm_out_or_baddbmm_``."""
-    return batched_bytes(call.tensor(0), call.tensor(1))
-
-
-@CPU.workspace("baddbmm")
-def _baddbmm(call: OperatorCall) -> int:
-    """LinearAlgebra.cpp, ``bmm_out_or_baddbmm_``."""
-    return batched_bytes(call.tensor(1), call.tensor(2))
-
-
-def batched_bytes(left: Tensor, right: Tensor) -> int:
+def _batched_bytes(left: Tensor, right: Tensor) -> int:
     """Operands to be conjugated as a whole; one matrix of each operand that BLAS cannot take.
 
     The latter where the batch is looped over.
@@ -224,6 +183,14 @@ def batched_bytes(left: Tensor, right: Tensor) -> int:
         elif not _is_blas_matrix(x.shape[1:], x.stride()[1:]):
             total += size_bytes(x) // max(1, x.shape[0])
     return total
+
+
+# aten/src/ATen/native/LinearAlgebra.cpp, ``mm_out_cpu``, ``addmm_out_cpu``, whose bias is copied
+# into the result, and ``bmm_out_or_baddbmm_``.
+CPU.workspace("mm")(measure_product(0, _product_bytes))
+CPU.workspace("addmm", "addmm_", "_addmm_activation")(measure_product(1, _product_bytes))
+CPU.workspace("bmm", "bmm.out")(measure_product(0, _batched_bytes))
+CPU.workspace("baddbmm")(measure_product(1, _batched_bytes))
 
 
 @CPU.workspace("_euclidean_dist")

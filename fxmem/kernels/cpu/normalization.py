@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from fxmem.kernels.cpu.copying import contiguous_copies_bytes
+from fxmem.kernels.cpu.copying import copy_contiguous
 from fxmem.kernels.cpu.reduction import sum_bytes
 from fxmem.kernels.registry import CPU, OperatorCall
 from fxmem.kernels.workspace import PeakTrace, copy_operands, size_bytes
@@ -204,16 +204,9 @@ def _slices_bytes(weight: Tensor, dim: object) -> int:
     return weight.shape[-1] * _accumulate_bytes(weight.dtype) if dim else 0
 
 
-@CPU.workspace("_softmax", "_log_softmax")
-def _softmax(call: OperatorCall) -> int:
-    """aten/src/ATen/native/SoftMax.cpp, ``softmax_cpu_out``: a contiguous input."""
-    return contiguous_copies_bytes(call.tensor(0))
-
-
-@CPU.workspace("_softmax_backward_data", "_log_softmax_backward_data")
-def _softmax_backward(call: OperatorCall) -> int:
-    """SoftMax.cpp, ``softmax_backward_cpu_out``: contiguous gradient and output."""
-    return contiguous_copies_bytes(call.tensor(0), call.tensor(1))
+# aten/src/ATen/native/SoftMax.cpp, ``softmax_cpu_out``, ``softmax_backward_cpu_out``
+CPU.workspace("_softmax", "_log_softmax")(copy_contiguous(0))
+CPU.workspace("_softmax_backward_data", "_log_softmax_backward_data")(copy_contiguous(0, 1))
 
 
 @CPU.workspace("_safe_softmax")

@@ -79,7 +79,7 @@ def sum_dense_bytes(
     *,
     is_float: bool = False,
 ) -> int:
-    """The same of a sum in the type of what is summed, or of what ``is_float`` besides."""
+    """The same of a sum in the type of its operand, or of a float operand (``is_float``)."""
     elements, partial_bytes, total = math.prod(sizes), dtype.itemsize, 0
     if dtype in _REDUCED and _count_loops(sizes, strides, dims) > 1:
         partial_bytes = torch.float32.itemsize

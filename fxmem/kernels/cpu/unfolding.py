@@ -25,7 +25,7 @@ from fxmem.versions.operators import aten
 
 @dataclass(frozen=True)
 class _Frame:
-    """Bytes of what one group of a column backend works on."""
+    """Bytes of the operands of one group of a column backend."""
 
     batch: int
     input_bytes: int
@@ -44,14 +44,13 @@ def unfolded_forward_bytes(backend: str, problem: Problem, x: Tensor) -> int | N
     ``_convolution``: per group a copy of its channels, a run, and one ``cat`` at the end. A backend
     is named as in PyTorch's ``ConvBackend``.
     """
-    run = _FORWARD.get(backend)
-    if run is None:
+    if backend not in _BACKWARD:
         return None
     frame, trace, groups = _frame(problem), PeakTrace(), problem.groups
     copied = _group_bytes(x, groups)
     for _ in range(groups):
         trace.allocate(copied)
-        run(frame, trace)
+        _run_forward(backend, frame, trace)
         trace.free(copied)
     if groups > 1:
         trace.allocate(groups * frame.output_bytes)
@@ -88,7 +87,7 @@ def _frame(problem: Problem) -> _Frame:
     wide, places = (outputs, inputs) if problem.transposed else (inputs, outputs)
     columns = wide[1] // groups * taps * math.prod(places[2:]) * itemsize
     pointwise = taps == 1 and all(step == 1 for step in problem.stride) and not any(problem.padding)
-    if not problem.transposed:  # what takes the groups itself unfolds even such an input
+    if not problem.transposed:  # a backend that takes the groups itself unfolds even such an input
         pointwise = pointwise and inputs[1] // groups == problem.weight_sizes[1]
     # The sum of one group's gradients over all dimensions but the channels.
     sizes = (outputs[0], outputs[1] // groups, *outputs[2:])
@@ -118,11 +117,27 @@ def _run(*sizes_bytes: int, trace: PeakTrace) -> None:
     trace.free(*sizes_bytes)
 
 
-def _slow_2d(frame: _Frame, trace: PeakTrace) -> None:
-    """ConvolutionMM2d.cpp and ...3d.cpp, ``slow_conv2d_forward_out_cpu``: columns of the batch."""
-    columns = 0 if frame.pointwise else frame.batch * frame.columns_bytes
-    trace.allocate(frame.output_bytes)
-    _run(columns, trace=trace)
+def _run_forward(backend: str, frame: _Frame, trace: PeakTrace) -> None:
+    """ConvolutionMM2d.cpp, NaiveDilatedConvolution.cpp, NNPACK.cpp and the like.
+
+    Columns of the batch, or of one sample where the kernel is dilated. NNPACK takes zeros for a
+    missing bias. A transposed one of 3 dimensions starts from ``empty_like(input)``, of which
+    ``resize_`` keeps the storage where it is large enough.
+    """
+    inside = {
+        "SlowDilated2d": (frame.columns_bytes,),
+        "SlowDilated3d": (frame.columns_bytes,),
+        "SlowTranspose2d": (frame.batch * frame.columns_bytes,),
+        "SlowTranspose3d": (frame.columns_bytes, frame.ones_bytes),
+        "NnpackSpatial": (0 if frame.ones_bytes else frame.bias_bytes,),
+    }.get(backend, (0 if frame.pointwise else frame.batch * frame.columns_bytes,))
+    started = 0
+    if backend == "SlowTranspose3d":
+        started = trace.allocate(frame.input_bytes)
+    if frame.output_bytes > started:
+        trace.allocate(frame.output_bytes)
+        trace.free(started)
+    _run(*inside, trace=trace)
 
 
 def _slow_2d_backward(frame: _Frame, mask: tuple[bool, ...], trace: PeakTrace) -> None:
@@ -137,23 +152,11 @@ def _slow_2d_backward(frame: _Frame, mask: tuple[bool, ...], trace: PeakTrace) -
         _run(0 if frame.pointwise else frame.batch * frame.columns_bytes, trace=trace)
 
 
-def _slow_dilated(frame: _Frame, trace: PeakTrace) -> None:
-    """NaiveDilatedConvolution.cpp, ``slow_conv_dilated_all_cpu_template``: one sample."""
-    trace.allocate(frame.output_bytes)
-    _run(frame.columns_bytes, trace=trace)
-
-
 def _slow_dilated_backward(frame: _Frame, mask: tuple[bool, ...], trace: PeakTrace) -> None:
     """As forward; the bias's gradient is summed sample by sample into a temporary."""
     gradients = frame.input_bytes * mask[0] + frame.weight_bytes * mask[1]
     trace.allocate(gradients + frame.bias_bytes * mask[2])
     _run(frame.columns_bytes if mask[0] or mask[1] else 0, frame.bias_bytes * mask[2], trace=trace)
-
-
-def _slow_transpose_2d(frame: _Frame, trace: PeakTrace) -> None:
-    """NaiveConvolutionTranspose2d.cpp, ``slow_conv_transpose2d_out_cpu_template``: the batch."""
-    trace.allocate(frame.output_bytes)
-    _run(frame.batch * frame.columns_bytes, trace=trace)
 
 
 def _columns_twice(is_3d: bool, frame: _Frame, mask: tuple[bool, ...], trace: PeakTrace) -> None:
@@ -171,18 +174,6 @@ def _columns_twice(is_3d: bool, frame: _Frame, mask: tuple[bool, ...], trace: Pe
         _run(0 if frame.pointwise else columns, trace=trace)
 
 
-def _slow_transpose_3d(frame: _Frame, trace: PeakTrace) -> None:
-    """NaiveConvolutionTranspose3d.cpp: the output starts as ``empty_like(input)``.
-
-    ``resize_`` keeps that storage where it is large enough.
-    """
-    started = trace.allocate(frame.input_bytes)
-    if frame.output_bytes > frame.input_bytes:
-        trace.allocate(frame.output_bytes)
-        trace.free(started)
-    _run(frame.columns_bytes, frame.ones_bytes, trace=trace)
-
-
 def _slow_transpose_3d_backward(frame: _Frame, mask: tuple[bool, ...], trace: PeakTrace) -> None:
     """As in 2d, but the bias's gradient is summed beside the columns."""
     columns = 0 if frame.pointwise else frame.columns_bytes
@@ -194,21 +185,6 @@ def _slow_transpose_3d_backward(frame: _Frame, mask: tuple[bool, ...], trace: Pe
         _run(columns, frame.bias_sum_bytes * mask[2], trace=trace)
 
 
-def _nnpack(frame: _Frame, trace: PeakTrace) -> None:
-    """NNPACK.cpp, ``_nnpack_spatial_convolution``: zeros for a missing bias."""
-    trace.allocate(frame.output_bytes)
-    _run(0 if frame.ones_bytes else frame.bias_bytes, trace=trace)
-
-
-_FORWARD: dict[str, Callable[[_Frame, PeakTrace], None]] = {
-    "Slow2d": _slow_2d,
-    "SlowDilated2d": _slow_dilated,
-    "SlowTranspose2d": _slow_transpose_2d,
-    "Slow3d": _slow_2d,
-    "SlowDilated3d": _slow_dilated,
-    "SlowTranspose3d": _slow_transpose_3d,
-    "NnpackSpatial": _nnpack,
-}
 _BACKWARD: dict[str, Callable[[_Frame, tuple[bool, ...], PeakTrace], None]] = {
     "Slow2d": _slow_2d_backward,
     "SlowDilated2d": _slow_dilated_backward,

@@ -22,10 +22,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
 
+from fxmem.fakes.fake_mode import find_inner
 from fxmem.gpus import GpuModel
 from fxmem.kernels.registry import ANY, Backend
 from fxmem.patching import patch
-from fxmem.tracing.fakes import find_inner
 from fxmem.versions import release
 from fxmem.versions.operators import aten
 

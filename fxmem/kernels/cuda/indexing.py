@@ -67,7 +67,7 @@ def _list_expanded(indices: Sequence[Tensor | None], rows: int) -> list[_Index]:
 @dataclass(frozen=True, slots=True)
 class _Index:
     tensor: Tensor  # the index itself, or the mask in which it is found
-    nbytes: int  # of what is copied where it lies on another device, or of what is found
+    nbytes: int  # of the copy of an index of another device, or of the positions found
     is_found: bool = False  # whether it is made of a mask
 
     @property

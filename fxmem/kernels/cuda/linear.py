@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from fxmem.kernels.cpu.linear import LINEAR_ALGEBRA, grouped_mm
 from fxmem.kernels.cuda.gpu import CUDA, current_gpu, is_on_gpu
 from fxmem.kernels.registry import OperatorCall, as_tensor
-from fxmem.kernels.workspace import size_bytes
+from fxmem.kernels.workspace import measure_product, size_bytes
 from fxmem.versions.fallbacks import is_dense
 from fxmem.versions.operators import aten
 from fxmem.versions.release import is_release
@@ -30,15 +30,22 @@ def _has_dense_rows(x: Tensor) -> bool:
     return by_columns or (by_column == 1 and by_row >= max(1, columns))
 
 
-def _matrix_bytes(x: Tensor) -> int:
+def _copy_matrices(*matrices: Tensor) -> int:
     """``prepare_matrix_for_cublas``."""
-    return 0 if is_dense(x) or _has_dense_rows(x) else size_bytes(x)
+    return sum(size_bytes(x) for x in matrices if not (is_dense(x) or _has_dense_rows(x)))
 
 
-def _batch_bytes(x: Tensor) -> int:
+def _copy_batches(*batches: Tensor) -> int:
     """``prepare_batch_matrix_for_cublas``."""
-    is_kept = x.is_contiguous() and 0 not in x.stride()[1:]
-    return 0 if _has_dense_rows(x) or is_kept else size_bytes(x)
+    copied = (x for x in batches if not x.is_contiguous() or 0 in x.stride()[1:])
+    return sum(size_bytes(x) for x in copied if not _has_dense_rows(x))
+
+
+def _copy_matrix_and_vector(matrix: Tensor, vector: Tensor) -> int:
+    """A matrix without dense rows or columns, and a vector of one element seen everywhere."""
+    copied = 0 if _has_dense_rows(matrix) or matrix.is_contiguous() else size_bytes(matrix)
+    spread = vector.stride(0) == 0 and not vector.is_contiguous()
+    return copied + (size_bytes(vector) if spread else 0)
 
 
 def _list_overloads(*names: str) -> list[OpOverload]:
@@ -47,30 +54,21 @@ def _list_overloads(*names: str) -> list[OpOverload]:
     return [getattr(packet, overload) for packet in packets for overload in packet.overloads()]
 
 
-@CUDA.workspace(*_list_overloads("mm", "_int_mm"))
-def _mm(call: OperatorCall) -> int:
-    """Blas.cpp, ``mm_out_cuda``."""
-    return _matrix_bytes(call.tensor(0)) + _matrix_bytes(call.tensor(1))
+# Blas.cpp, ``mm_out_cuda``, ``bmm_out_cuda``, ``baddbmm_out_cuda_impl``, ``addmv_out_cuda``: a
+# tensor that is added is copied into the result.
+CUDA.workspace(*_list_overloads("mm", "_int_mm"))(measure_product(0, _copy_matrices))
+CUDA.workspace(*_list_overloads("bmm"))(measure_product(0, _copy_batches))
+CUDA.workspace(*_list_overloads("baddbmm", "baddbmm_"))(measure_product(1, _copy_batches))
+CUDA.workspace("mv")(measure_product(0, _copy_matrix_and_vector))
+CUDA.workspace("addmv", "addmv_")(measure_product(1, _copy_matrix_and_vector))
 
 
 @CUDA.workspace(*_list_overloads("addmm", "addmm_", "_addmm_activation"))
 def _addmm(call: OperatorCall) -> int:
     """Blas.cpp, ``addmm_out_cuda_impl``: what is added is copied into the result."""
-    copies = _matrix_bytes(call.tensor(1)) + _matrix_bytes(call.tensor(2))
+    copies = _copy_matrices(call.tensor(1), call.tensor(2))
     is_returned = is_release(before=(2, 9))  # after the call, ``CUDABlas.cpp``, ``gemm_and_bias``
     return copies + (_cublaslt_workspace_bytes(call) if is_returned else 0)
-
-
-@CUDA.workspace(*_list_overloads("bmm"))
-def _bmm(call: OperatorCall) -> int:
-    """Blas.cpp, ``bmm_out_cuda``."""
-    return _batch_bytes(call.tensor(0)) + _batch_bytes(call.tensor(1))
-
-
-@CUDA.workspace(*_list_overloads("baddbmm", "baddbmm_"))
-def _baddbmm(call: OperatorCall) -> int:
-    """Blas.cpp, ``baddbmm_out_cuda_impl``: what is added is copied into the result."""
-    return _batch_bytes(call.tensor(1)) + _batch_bytes(call.tensor(2))
 
 
 @CUDA.kernel("addmm.dtype", "baddbmm.dtype")
@@ -79,25 +77,6 @@ def _add_product(
 ) -> Tensor:
     """Blas.cpp, ``_addmm_dtype_cuda``; PyTorch's decompositions take no ``out_dtype``."""
     return left.new_empty((*left.shape[:-1], right.shape[-1]), dtype=out_dtype)
-
-
-@CUDA.workspace("mv")
-def _mv(call: OperatorCall) -> int:
-    """Blas.cpp, ``addmv_out_cuda``: by ``mv``."""
-    return _vector_product_bytes(call.tensor(0), call.tensor(1))
-
-
-@CUDA.workspace("addmv", "addmv_")
-def _addmv(call: OperatorCall) -> int:
-    """Blas.cpp, ``addmv_out_cuda``."""
-    return _vector_product_bytes(call.tensor(1), call.tensor(2))
-
-
-def _vector_product_bytes(matrix: Tensor, vector: Tensor) -> int:
-    """A matrix without dense rows or columns, and a vector of one element seen everywhere."""
-    copied = 0 if _has_dense_rows(matrix) or matrix.is_contiguous() else size_bytes(matrix)
-    spread = vector.stride(0) == 0 and not vector.is_contiguous()
-    return copied + (size_bytes(vector) if spread else 0)
 
 
 # -- Workspaces of cuBLAS --

@@ -1,7 +1,7 @@
 """A machine with one GPU, as far as code can see.
 
 ``torch.cuda`` answers as on the target GPU, waits for nothing and keeps no states but the current
-stream. Tensors that the code puts on ``cuda`` are for :mod:`fxmem.tracing.devices`.
+stream. Tensors that the code puts on ``cuda`` are for :mod:`fxmem.fakes.devices`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from fxmem.errors import TraceError
+from fxmem.fakes.devices import TypeOnGpu, find_type
 from fxmem.gpus import CONTEXT_BYTES, find_gpu
 from fxmem.kernels.cuda.gpu import (
     Gpu,
@@ -28,8 +29,7 @@ from fxmem.kernels.cuda.gpu import (
     use_gpu,
 )
 from fxmem.patching import patch
-from fxmem.tracing.devices import TypeOnGpu, find_type
-from fxmem.tracing.source import find_source
+from fxmem.source import find_source
 from fxmem.versions import release
 
 _ANY_GPU = "a100-80gb"

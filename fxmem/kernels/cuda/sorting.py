@@ -182,7 +182,7 @@ def radix_sort_bytes(count: int, key_bytes: int, value_bytes: int, bits: int | N
 
 
 def scan_bytes(count: int, itemsize: int) -> int:
-    """Temporary storage of ``DeviceScan`` and of what scans inside: a state for each tile."""
+    """Temporary storage of ``DeviceScan`` and of kernels that scan: a state for each tile."""
     tiles = -(-count // (128 * max(1, 15 * 4 // max(itemsize, 4))))
     return _alias((tiles + _PADDING_TILES) * 2 * max(itemsize, 4))
 

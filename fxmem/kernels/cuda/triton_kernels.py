@@ -14,10 +14,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
+from fxmem.fakes.values import forget_value
 from fxmem.kernels.cuda.gpu import CUDA, GPU_DEVICE, current_gpu, measure_shared_memory
 from fxmem.patching import change_items, patch
 from fxmem.tracing.compiled import patch_when_imported
-from fxmem.tracing.values import forget_value
 
 
 @CUDA.context

@@ -10,12 +10,10 @@ from fxmem.memory.allocator.heap import (
     TraceEvent,
 )
 from fxmem.memory.allocator.meter import AllocatorMeter
-from fxmem.memory.allocator.replay import AllocatorProfile, replay, run_events
 from fxmem.memory.allocator.settings import AllocatorSettings, parse_settings
 
 __all__ = [
     "AllocatorMeter",
-    "AllocatorProfile",
     "AllocatorSettings",
     "Block",
     "BlockState",
@@ -27,6 +25,4 @@ __all__ = [
     "TraceAction",
     "TraceEvent",
     "parse_settings",
-    "replay",
-    "run_events",
 ]

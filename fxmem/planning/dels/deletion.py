@@ -9,8 +9,6 @@ import ast
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from fxmem.graph import Category, MemoryGraph, Node, Operation, Phase, SourceLocation
 from fxmem.memory.timeline import build_timeline, measure_fall
 from fxmem.planning.dels.variables import (
@@ -42,7 +40,7 @@ def find_deletions(step: StepIndex) -> tuple[DelPoint, ...]:
     are listed where the peak would be lower if they went after their last use. A line that runs
     often, in a loop or in a module of which there are many, is one point, with its first value.
     """
-    live_bytes = np.array(build_timeline(step.graph).profile())
+    live_bytes = build_timeline(step.graph).profile()
     points = []
     for changes in _find_changes(step):
         point = next(iter(changes.values())).point

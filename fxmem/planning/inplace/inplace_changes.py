@@ -16,8 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from fxmem.graph import (
     RESIDENT,
     Category,
@@ -61,7 +59,7 @@ def find_inplace(step: StepIndex) -> tuple[InplaceChange, ...]:
     All can be applied together. The change that lowers the peak most by itself comes first.
     """
     graph = step.graph
-    live_bytes = np.array(build_timeline(graph).profile())
+    live_bytes = build_timeline(graph).profile()
     uses = _Uses(graph)
     best: list[tuple[int, _Overwrite]] = []
     for node in graph.nodes[: step.nodes]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
-from numpy.typing import NDArray
+from operator import add
 
 from fxmem.graph import RESIDENT, Category, MemoryGraph, Phase
 from fxmem.memory.timeline import build_timeline, sum_lives
@@ -23,12 +21,12 @@ class Simulation:
     step: StepIndex
     order: tuple[tuple[int, bool], ...]  # the operations, each with whether it is recomputed
     lives: tuple[LiveInterval, ...]
-    live_bytes: NDArray[np.int64]  # for each operation, the most that are live while it runs
+    live_bytes: tuple[int, ...]  # for each operation, the most that are live while it runs
 
     @property
     def peak_bytes(self) -> int:
         """Most bytes at any moment."""
-        return int(self.live_bytes.max())
+        return max(self.live_bytes)
 
     @property
     def recomputed(self) -> Iterator[int]:
@@ -52,10 +50,9 @@ def simulate_segments(step: StepIndex, segments: Sequence[SegmentRange]) -> Simu
         order.append((index, False))
     lives = tuple(SegmentIntervals(step, segments, runs, places).iterate())
     storages = step.graph.storages
-    live_bytes = sum_lives(
-        ((storages[i.storage].nbytes, i.born, i.died) for i in lives), len(order)
-    )
-    live_bytes += [step.graph.operations[index].workspace_bytes for index, _ in order]
+    spans = ((storages[i.storage].nbytes, i.born, i.died) for i in lives)
+    workspaces = (step.graph.operations[index].workspace_bytes for index, _ in order)
+    live_bytes = tuple(map(add, sum_lives(spans, len(order)), workspaces))
     return Simulation(step, tuple(order), lives, live_bytes)
 
 

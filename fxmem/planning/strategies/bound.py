@@ -66,7 +66,7 @@ def bound_cost(step: StepIndex, limits: Limits, costs: Sequence[float], peak_byt
         if interval.born <= at and (interval.died is None or interval.died >= at)
     }
     kept_bytes = sum(activation.nbytes for activation in made if activation.index in alive)
-    budget = peak_bytes - (int(plain.live_bytes[at]) - kept_bytes)
+    budget = peak_bytes - (plain.live_bytes[at] - kept_bytes)
     values = _list_values(step, limits, costs, made, alive, at)
     return _solve(values, budget) if budget > 0 else math.inf
 

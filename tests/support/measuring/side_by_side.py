@@ -14,9 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from fxmem.fakes.swapping import swap_in_fakes
 from fxmem.kernels.cpu import CPU
 from fxmem.kernels.functions import lower_functions
-from fxmem.tracing.swapping import swap_in_fakes
 
 _UNSEEN = (torch.ops.prim.device.default, torch.ops.aten.detach.default)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,13 +10,11 @@ from torch import Tensor, nn
 
 WIDTH = 48
 GLOBALS: dict[str, Any] = {}
-_OPTIMIZERS: dict[Any, torch.optim.Optimizer] = {}
 
 
 def forget_globals() -> None:
     """Lets go of what an earlier build left in this module."""
     GLOBALS.clear()
-    _OPTIMIZERS.clear()
 
 
 Build = Callable[[], nn.Module]
@@ -67,51 +63,6 @@ def steps_from_a_closure() -> nn.Module:
         optimizers[parameter].zero_grad()
 
     return hook_gradients(model, update)
-
-
-def _update_global(parameter: Tensor) -> None:
-    _OPTIMIZERS[parameter].step()
-    _OPTIMIZERS[parameter].zero_grad()
-
-
-@builder
-def steps_from_a_global() -> nn.Module:
-    model = make_mlp()
-    _OPTIMIZERS.clear()
-    _OPTIMIZERS.update(make_optimizers(model))
-    return hook_gradients(model, _update_global)
-
-
-@builder
-def steps_from_an_attribute() -> nn.Module:
-    model: Any = make_mlp()
-    for parameter in model.parameters():
-        parameter.optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
-
-    def update(p: Any) -> None:
-        p.optimizer.step()
-        p.grad = None
-
-    return hook_gradients(model, update)
-
-
-class Trainer:
-    """Steps in backward, by the id of the parameter."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.optimizers = {id(p): torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
-        self.model = weakref.ref(model)
-
-    def update(self, parameter: Tensor) -> None:
-        assert parameter in set(self.model().parameters())  # type: ignore[union-attr]
-        self.optimizers[id(parameter)].step()
-        parameter.grad = None
-
-
-@builder
-def steps_from_a_method() -> nn.Module:
-    model = make_mlp()
-    return hook_gradients(model, Trainer(model).update)
 
 
 # -- hooks that see or change gradients ------------------------------------------------------------
@@ -226,18 +177,6 @@ class Applies(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(self.linear(x))
-
-
-@builder
-def closes_over_a_parameter() -> nn.Module:
-    weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
-    return Applies(lambda x: x @ weight)
-
-
-@builder
-def binds_a_parameter() -> nn.Module:
-    weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
-    return Applies(functools.partial(torch.nn.functional.linear, weight=weight))
 
 
 @builder

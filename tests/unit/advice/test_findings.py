@@ -427,12 +427,3 @@ def test_each_code_is_explained() -> None:
     assert Finding("FX104", "", "", 0, 0, "").title == "A cache of keys and values is returned"
     with pytest.raises(UsageError, match=r"unknown finding FX114 \(did you mean FX104\?\)"):
         explain_code("FX114")
-
-
-def test_the_page_of_findings_is_that_of_the_package(request: pytest.FixtureRequest) -> None:
-    root = Path(__file__).parents[3]
-    text = (root / "fxmem" / "advice" / "findings.md").read_text(encoding="utf-8")
-    page = root / "docs" / "findings.md"
-    if request.config.getoption("--overwrite"):
-        page.write_text(text, encoding="utf-8")
-    assert page.read_text(encoding="utf-8") == text

@@ -27,7 +27,7 @@ from fxmem.analysis import Analysis, Setup
 from fxmem.graph import RESIDENT, Category, MemoryGraph, Operation, Phase, Storage
 from fxmem.kernels.cuda.gpu import Gpu, current_gpu
 from fxmem.memory.allocator import AllocatorSettings
-from fxmem.recording.options import resolve_options
+from fxmem.training.options import resolve_options
 
 GPU = {"gpu": "A GPU", "capability": [9, 0], "multiprocessors": 132}
 MACHINE = {"schema": accuracy.SCHEMA, "torch": "2.13.0", "cudnn": 91002, **GPU}

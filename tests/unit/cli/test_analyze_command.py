@@ -7,6 +7,7 @@ import re
 import sys
 import types
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,12 +73,14 @@ class TestResult:
         assert (tmp_path / name).read_text().startswith(start)
 
     def test_top_and_nodes(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+        self,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+        check_golden: Callable[[str, str], None],
     ) -> None:
         monkeypatch.delenv("COLUMNS", raising=False)
         assert main([*COMMAND, "--top", "6", "--nodes"]) == 0
-        golden = Path(__file__).parents[2] / "golden" / "hand_made.txt"
-        assert capsys.readouterr().out == golden.read_text()
+        check_golden("hand_made.txt", capsys.readouterr().out)
 
     def test_modules_to_a_depth(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main([*COMMAND, "--modules", "--depth", "1"]) == 0

@@ -11,17 +11,18 @@ from hand_made import MIB, make_analysis
 
 from fxmem.comparison.changes import compare_modules, find_guilty_line, match_storages
 from fxmem.comparison.comparison import Comparison, compare, measure_allowance
-from fxmem.comparison.footprints import LiveStorage, read_footprint
+from fxmem.comparison.footprints import read_footprint
 from fxmem.comparison.texts import list_changes
 from fxmem.errors import UsageError
 from fxmem.graph import Category, SourceLocation
+from fxmem.report.document import LiveRow
 
 ROOT = "/home/me"
 
 
-def make_storage(label: str, mib: int, line: int | None, **fields: Any) -> LiveStorage:
+def make_storage(label: str, mib: int, line: int | None, **fields: Any) -> LiveRow:
     source = None if line is None else SourceLocation("net.py", line)
-    storage = LiveStorage(label, Category.ACTIVATION, mib * MIB, "", (mib,), "float32", source)
+    storage = LiveRow(mib * MIB, Category.ACTIVATION, label, (mib,), "float32", source)
     return replace(storage, **fields)
 
 

@@ -133,7 +133,7 @@ def test_refusals() -> None:
     for options, message in [
         ({"gpus": 0}, "0 GPUs"),
         ({"parallelize": "hsdp"}, "unknown parallelize='hsdp'"),
-        ({"mesh": {"dp": None}}, "a mesh without a function of it"),
+        ({"mesh": {"dp": None}}, "a mesh without a function"),
         ({"mesh": {"dp": 3}, "parallelize": print}, r"no mesh \{'dp': 3\} has 8 processes"),
         ({"parallelize": print, "mixed_precision": "bf16"}, "mixed_precision is for fsdp and ddp"),
     ]:

@@ -15,10 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 import fxmem
 from fxmem.errors import LoadError
+from fxmem.fakes.devices import translate_devices
+from fxmem.fakes.fake_mode import make_fake_mode
+from fxmem.fakes.swapping import swap_in_fakes
 from fxmem.loading.target import load_function, load_target, prepare_targets
-from fxmem.tracing.devices import translate_devices
-from fxmem.tracing.fakes import make_fake_mode
-from fxmem.tracing.swapping import swap_in_fakes
 
 NETS = """
     import torch

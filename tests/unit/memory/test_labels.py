@@ -17,10 +17,11 @@ from torch.utils.checkpoint import checkpoint
 
 import fxmem
 from fxmem.analysis import Analysis
+from fxmem.fakes.containers import iterate_tensors
 from fxmem.graph import Category, MemoryGraph, Operation, Phase, Storage
-from fxmem.memory.labels import find_updated, label_storages
+from fxmem.memory.labels import label_storages
+from fxmem.memory.liveness import find_updated
 from fxmem.recording.recorder import Recorder
-from fxmem.tracing.containers import iterate_tensors
 
 
 def change(graph: MemoryGraph, index: int, of: str = "operations", **fields: object) -> MemoryGraph:

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fxmem.fakes.values import attach_value, find_known
 from fxmem.recording.bounds import find_bounds
 from fxmem.recording.constants import see_result
 from fxmem.recording.size_hints import SizeHints
-from fxmem.tracing.values import attach_value, find_known
 
 LENGTH = 2
 KNOWN = (

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import fxmem
+from fxmem.fakes.fake_mode import make_fake_mode
 from fxmem.kernels.cuda import CUDA
 from fxmem.kernels.registry import Backend, OperatorCall
 from fxmem.recording.ledger import Ledger
 from fxmem.recording.operators import OperatorRunner, check_dtypes, find_overwritable
 from fxmem.recording.size_hints import SizeHints
-from fxmem.tracing.fakes import make_fake_mode
 
 aten = torch.ops.aten
 

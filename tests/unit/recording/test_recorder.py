@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from fxmem.fakes.fake_mode import make_fake_mode
 from fxmem.graph import NEXT_RESULT, RESIDENT, Category
 from fxmem.kernels.cuda import CUDA
 from fxmem.kernels.cuda.gpu import Gpu
@@ -17,7 +18,6 @@ from fxmem.kernels.registry import Backend
 from fxmem.recording.ledger import NO_STORAGE
 from fxmem.recording.recorder import Recorder
 from fxmem.recording.saves import watch_saved
-from fxmem.tracing.fakes import make_fake_mode
 
 
 @contextlib.contextmanager

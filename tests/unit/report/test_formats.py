@@ -83,3 +83,17 @@ def test_plots_need_matplotlib_and_no_graphviz(
     with pytest.raises(UsageError, match="matplotlib is not installed"):
         make_analysis().render(tmp_path / "b.svg", view="timeline")
     make_analysis().render(tmp_path / "c.pickle")
+
+
+def test_pictures_are_of_steps_and_reports_of_any_result(tmp_path: Path) -> None:
+    fxmem.render(make_plan(), tmp_path / "plan.html")
+    page = (tmp_path / "plan.html").read_text(encoding="utf-8")
+    assert "<title>Peak 30.00 MiB -&gt; 21.00 MiB (70.0 %)" in page
+    for path, options, cause in (
+        ("plan.pickle", {}, "pickle is for a step"),
+        ("plan.html", {"plan": make_plan()}, "a plan is for a step"),
+    ):
+        with pytest.raises(UsageError, match=f"{cause}, not for this result"):
+            fxmem.render(make_plan(), tmp_path / path, **options)
+    with pytest.raises(UsageError, match=r"unknown output format '\.bmp'"):
+        fxmem.render(make_plan(), "plan.bmp")

@@ -46,10 +46,6 @@ def move_peak(phase: Phase, node: int | None) -> Peak:
     )
 
 
-def test_the_report_of_a_plan(check_golden: Callable[[str, str], None]) -> None:
-    check_golden("plan.txt", render_plan(make_plan(), make_analysis().peak))
-
-
 def test_the_report_fits_80_columns(check_golden: Callable[[str, str], None]) -> None:
     text = render_plan(make_plan(), make_analysis().peak, width=80)
     check_golden("plan_80.txt", text)

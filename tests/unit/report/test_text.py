@@ -26,10 +26,6 @@ def move_peak(phase: Phase, node: int | None, reads: tuple[int, ...] = ()) -> An
     return make_analysis(dataclasses.replace(graph, operations=tuple(operations)))
 
 
-def test_the_report(check_golden: Callable[[str, str], None]) -> None:
-    check_golden("hand_made.txt", render(make_analysis(), nodes=True, top=6))
-
-
 def test_the_report_of_an_inference(check_golden: Callable[[str, str], None]) -> None:
     analysis = make_analysis(
         mode="infer",

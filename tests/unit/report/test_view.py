@@ -2,11 +2,15 @@ from __future__ import annotations
 
 import dataclasses
 
+import networkx
 import pytest
+from hand_made import make_analysis, memory_graphs
 from hand_made_plans import make_plan
+from hypothesis import given, settings
 from pictures import MIB, make_chain, make_document, make_row, outline
 
 from fxmem.errors import UsageError
+from fxmem.graph import MemoryGraph
 from fxmem.planning.plan import DelPoint, InplaceChange, Segment
 from fxmem.report.graph.tree import Detail
 from fxmem.report.graph.view import Box, Edge, GraphView, build_view, lay_plan, list_boxes
@@ -156,3 +160,29 @@ class TestPlan:
         assert boxes["h.2.norm"] == (False, ("in place: relu_",))
         assert boxes["h.3.linear"] == (False, ("then del x", "then del h.0.linear"))
         assert boxes["h.0.norm"] == (False, ())
+
+
+# -- as a networkx.DiGraph -------------------------------------------------------------------------
+
+
+def test_nodes_have_their_memory_and_edges_the_storages_that_flow() -> None:
+    graph = make_analysis().to_networkx()
+    assert graph.graph == {
+        "model": "nets/net.py:Net",
+        "peak_bytes": 30 * MIB + 4,
+        "phase": "backward",
+    }
+    assert list(graph.edges) == [("fc1", "block.relu")]
+    relu = graph.nodes["block.relu"]
+    assert (relu["target"], relu["shape"], relu["dtype"]) == ("relu", (8, 1024), "float32")
+    assert relu["source"] == "/home/me/nets/net.py:12"
+    assert (relu["saved_bytes"], relu["live_at_peak_bytes"]) == (4 * MIB, 12 * MIB)
+    assert [name for name, is_peak in graph.nodes(data="is_peak") if is_peak] == ["block.relu"]
+
+
+@settings(max_examples=20)
+@given(memory_graphs())
+def test_any_graph_is_acyclic_and_has_every_node(graph: MemoryGraph) -> None:
+    digraph = make_analysis(graph).to_networkx()
+    assert list(digraph) == [node.name for node in graph.nodes]
+    assert networkx.is_directed_acyclic_graph(digraph)

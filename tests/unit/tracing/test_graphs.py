@@ -15,13 +15,13 @@ from torch import Tensor, fx, nn
 
 import fxmem
 from benchmarks.cases import vision
+from fxmem.fakes.fake_mode import make_fake_mode
+from fxmem.fakes.swapping import swap_in_fakes
 from fxmem.kernels.cpu import CPU
-from fxmem.recording.loops import infer
-from fxmem.recording.losses import resolve_loss
-from fxmem.recording.step import Recording, record_step
-from fxmem.recording.training import Step
-from fxmem.tracing.fakes import make_fake_mode
-from fxmem.tracing.swapping import swap_in_fakes
+from fxmem.training.loops import infer
+from fxmem.training.losses import resolve_loss
+from fxmem.training.step import Recording, record_step
+from fxmem.training.training import Step
 
 
 class Sizes(nn.Module):

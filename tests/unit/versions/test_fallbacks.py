@@ -52,18 +52,6 @@ def test_a_saved_tensor_that_was_changed_is_told() -> None:
         saved()
 
 
-@pytest.mark.parametrize(
-    ("tensor", "expected"),
-    [
-        (torch.empty(2, 3).t(), True),
-        (torch.empty(4, 3)[::2], False),
-        (torch.empty(1).expand(3), False),
-    ],
-)
-def test_dense_tensors(tensor: Tensor, expected: bool) -> None:
-    assert fallbacks.is_dense(tensor) is expected
-
-
 @pytest.mark.usefixtures("installed")
 def test_flops_of_grouped_query_attention() -> None:
     query, key = torch.empty(2, 8, 16, 4), torch.empty(2, 2, 16, 4)

@@ -1,4 +1,4 @@
-"""cuDNN's attention: what it returns, and what its frontend asks for.
+"""cuDNN's attention: its results, and the workspace of its frontend.
 
 Source: ``aten/src/ATen/native/cudnn/MHA.cpp``; cudnn-frontend,
 ``include/cudnn_frontend/node/scaled_dot_product_flash_attention.h``.

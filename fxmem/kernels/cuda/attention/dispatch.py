@@ -1,4 +1,4 @@
-"""Scaled dot product attention on CUDA: the operator that is taken, and what is made around it.
+"""Scaled dot product attention on CUDA: the operator that is taken, and the composite around it.
 
 Source: ``aten/src/ATen/native/transformers/attention.cpp`` of PyTorch 2.13. The operators bring
 their own autograd formulas, which decide what is saved; what a backend computes with is made

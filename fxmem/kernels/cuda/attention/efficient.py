@@ -1,4 +1,4 @@
-"""Memory-efficient attention on CUDA: seeds on the host, and what the kernels keep in between.
+"""Memory-efficient attention on CUDA: seeds on the host, and workspaces of its kernels.
 
 Source: ``aten/src/ATen/native/transformers/cuda/attention.cu``, ``attention_backward.cu`` and
 ``mem_eff_attention/kernel_forward.h``, ``kernel_backward.h``. There is a kernel for each type,

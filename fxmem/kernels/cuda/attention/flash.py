@@ -1,4 +1,4 @@
-"""Flash attention's buffers on CUDA: parts of split keys, and what gradients are added up in.
+"""Flash attention's buffers on CUDA: parts of split keys, and accumulators of gradients.
 
 Source: ``aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp``. The outputs are those
 of PyTorch's own fake kernels.

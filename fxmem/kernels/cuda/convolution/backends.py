@@ -102,7 +102,7 @@ def _takes_cudnn_depthwise(x: Tensor, weight: Tensor, geometry: Geometry) -> boo
 
 
 def _suits_cudnn(x: Tensor, weight: Tensor, stride: int) -> bool:
-    """``check_cudnn_depthwise_workload_with_filter``: what was measured to be faster."""
+    """``check_cudnn_depthwise_workload_with_filter``: sizes at which cuDNN was faster."""
     batch, channels, height, width = x.shape
     side = weight.shape[3]
     if height == 1 and stride == 1:

@@ -60,7 +60,7 @@ def _view_4d(x: Tensor) -> Tensor:
 
 
 def _densify_line(x: Tensor) -> tuple[Tensor, int]:
-    """In one dimension a contiguous input, as of two; and what the copy takes."""
+    """Returns a contiguous input of one dimension as one of two, and the bytes of the copy."""
     if x.dim() != 3:
         return x, 0
     return torch.empty_like(x, memory_format=torch.contiguous_format).unsqueeze(2), dense_bytes(x)
@@ -237,7 +237,7 @@ def _backward_library(call: OperatorCall) -> int:
 
 
 def _limit_workspace(x: Tensor, weight: Tensor, out: Tensor, args: Sequence[object]) -> int:
-    """The most that cuDNN is likely to take above what is counted as the operator's workspace."""
+    """Returns the most that cuDNN is likely to take above the counted workspace."""
     most = limit_cudnn_workspace(x, weight, out)
     geometry = _make_geometry(args, x.dim() - 2)
     x, weight, out = _view_4d(x), _view_4d(weight), _view_4d(out)

@@ -176,37 +176,26 @@ def _register(
     CUDA.workspace(overload)(estimate)
 
 
+_CASTS, _AS_THEY_ARE, _COPIES = {"casts": True}, {"casts": False}, {"casts": False, "copies": True}
 # aten/src/ATen/native/ReduceOps.cpp and LinearAlgebra.cpp make the iterations.
-for _overloads, _kernel in (
-    (("sum", "sum.dim_IntList", "mean", "mean.dim"), add),
-    (("nansum", "prod", "prod.dim_int"), accumulate),
-    (("linalg_vector_norm",), accumulate),
-    (("norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype"), accumulate),
-    (("var.correction", "std.correction"), spread),
-    (("var_mean.correction", "std_mean.correction"), spread),
-):
-    for _overload in find_operators(*_overloads):
-        _register(_overload, _kernel, casts=True)
-
-for _overloads, _kernel in (
-    (("amax", "amin"), _find_extreme),
-    (("aminmax",), _find_extremes),
-    (("max.dim", "min.dim"), _find_index),
+for _overloads, _kernel, _operands in (
+    (("sum", "sum.dim_IntList", "mean", "mean.dim"), add, _CASTS),
+    (("nansum", "prod", "prod.dim_int", "linalg_vector_norm"), accumulate, _CASTS),
+    (("norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype"), accumulate, _CASTS),
+    (("var.correction", "std.correction"), spread, _CASTS),
+    (("var_mean.correction", "std_mean.correction"), spread, _CASTS),
+    (("amax", "amin"), _find_extreme, _AS_THEY_ARE),
+    (("aminmax",), _find_extremes, _AS_THEY_ARE),
+    (("max.dim", "min.dim"), _find_index, _AS_THEY_ARE),
     # ``get_allany_iter``: CUDA's kernels cast.
-    (("all", "all.dim", "all.dims"), _decide),
-    (("any", "any.dim", "any.dims"), _decide),
-):
-    for _overload in find_operators(*_overloads):
-        _register(_overload, _kernel, casts=False)
-
-for _overloads, _kernel in (
+    (("all", "all.dim", "all.dims", "any", "any.dim", "any.dims"), _decide, _AS_THEY_ARE),
     # aten/src/ATen/native/ReduceAllOps.cpp: ``self.contiguous()``.
-    (("max", "min"), _find_extreme),
+    (("max", "min"), _find_extreme, _COPIES),
     # ReduceOps.cpp, ``argmax_argmin_impl``: ``self.reshape({-1})``.
-    (("argmax", "argmin"), _find_index),
+    (("argmax", "argmin"), _find_index, _COPIES),
 ):
     for _overload in find_operators(*_overloads):
-        _register(_overload, _kernel, casts=False, copies=True)
+        _register(_overload, _kernel, **_operands)
 
 
 @CUDA.workspace("logsumexp")

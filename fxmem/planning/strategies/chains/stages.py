@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import add
 
 import numpy as np
 
@@ -70,7 +71,7 @@ def measure_frontiers(step: StepIndex) -> list[int]:
         last = min(max(used, default=made.node), step.nodes)
         if last > made.node and not made.is_output:
             lives.append((made.nbytes, made.node + 1, last))
-    return sum_lives(lives, step.nodes + 1).tolist()  # type: ignore[no-any-return]
+    return sum_lives(lives, step.nodes + 1)
 
 
 def list_cuts(step: StepIndex, limits: Limits) -> tuple[tuple[int, ...], ...]:
@@ -294,7 +295,8 @@ def _measure_forward(step: StepIndex, start: int, stop: int) -> int:
         lives.append((made.nbytes, made.born - first, last - first if last < end else None))
         output += made.nbytes if last >= end and not made.is_output else 0
     workspaces = [o.workspace_bytes for o in step.graph.operations[first:end]]
-    return int((sum_lives(lives, end - first) + workspaces).max(initial=0)) - output
+    live_bytes = map(add, sum_lives(lives, end - first), workspaces)
+    return max(live_bytes, default=0) - output
 
 
 def _measure_options(
@@ -305,7 +307,7 @@ def _measure_options(
     edges: _Edges,
 ) -> list[StageOption]:
     stages, forward, backward = _find_spans(step, bounds, simulation)
-    live = simulation.live_bytes
+    live = np.array(simulation.live_bytes, dtype=np.int64)
     turn = max(span[1] for span in forward)  # the last of forward
     own = np.zeros((len(bounds), turn + 2), dtype=np.int64)
     saved = [0] * len(bounds)

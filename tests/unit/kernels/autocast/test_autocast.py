@@ -18,13 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fxmem import analyze
+from fxmem.fakes.fake_mode import make_fake_mode
 from fxmem.kernels.autocast import lists
 from fxmem.kernels.autocast.dispatch import lower_autocast
 from fxmem.kernels.autocast.policies import find_policies
 from fxmem.kernels.cuda import CUDA
 from fxmem.kernels.cuda.gpu import GPU_DEVICE
 from fxmem.recording.recorder import Recorder
-from fxmem.tracing.fakes import make_fake_mode
 
 pytestmark = pytest.mark.usefixtures("shown_gpu")  # else autocast stays off
 

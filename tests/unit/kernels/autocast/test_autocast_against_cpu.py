@@ -18,10 +18,10 @@ from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
+from fxmem.fakes.devices import translate_devices
+from fxmem.fakes.fake_mode import make_fake_mode
 from fxmem.kernels.autocast.dispatch import lower_autocast
 from fxmem.kernels.cuda.gpu import GPU_DEVICE
-from fxmem.tracing.devices import translate_devices
-from fxmem.tracing.fakes import make_fake_mode
 
 pytestmark = pytest.mark.usefixtures("shown_gpu")  # else autocast stays off
 

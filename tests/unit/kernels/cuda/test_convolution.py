@@ -12,13 +12,13 @@ from cuda_steps import estimate, made, run_kernel, run_step, workspaces
 from torch import Tensor, nn
 
 from fxmem import analyze
+from fxmem.fakes.fake_mode import make_fake_mode
 from fxmem.graph import Phase
 from fxmem.kernels.cuda import CUDA
 from fxmem.kernels.cuda.convolution.backends import ConvBackend, Geometry, select_backend
 from fxmem.kernels.cuda.convolution.convolution import limit_cudnn_workspace
 from fxmem.kernels.cuda.gpu import Gpu, use_gpu
 from fxmem.kernels.registry import OperatorCall
-from fxmem.tracing.fakes import make_fake_mode
 
 aten = torch.ops.aten
 LAST = torch.channels_last

@@ -15,10 +15,10 @@ from torch import nn
 
 from fxmem import analyze
 from fxmem.errors import TraceError
+from fxmem.fakes.fake_mode import make_fake_mode
 from fxmem.graph import Category, Phase
 from fxmem.kernels.autocast.grad_scaler import GradScaler
 from fxmem.kernels.cuda.gpu import is_on_gpu
-from fxmem.tracing.fakes import make_fake_mode
 
 ROWS, COLUMNS = 128, 256
 W, B = ROWS * COLUMNS * 4, ROWS * 4

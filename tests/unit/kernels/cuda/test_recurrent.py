@@ -12,11 +12,11 @@ from saved_sets.networks import Recurrent
 from torch import Tensor, nn
 
 from fxmem import analyze
+from fxmem.fakes.fake_mode import make_fake_mode
 from fxmem.graph import Category, MemoryGraph, Phase
 from fxmem.kernels.autocast.dispatch import lower_autocast
 from fxmem.kernels.cuda.gpu import GPU_DEVICE
 from fxmem.kernels.cuda.recurrent import estimate_reserve_bytes
-from fxmem.tracing.fakes import make_fake_mode
 
 pytestmark = pytest.mark.usefixtures("shown_gpu")  # else autocast stays off
 

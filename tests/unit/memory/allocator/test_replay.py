@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 from fxmem.graph import Phase
-from fxmem.memory.allocator import AllocatorSettings, Shortage, replay
+from fxmem.memory.allocation import replay
+from fxmem.memory.allocator import AllocatorSettings, Shortage
 from fxmem.memory.timeline import Action, Event
 
 MIB = 1024**2

@@ -22,7 +22,7 @@ from fxmem.graph import MemoryGraph, Phase
 from fxmem.kernels.cuda.attention import dispatch as attention
 from fxmem.kernels.cuda.attention.backends import AttentionCall
 from fxmem.kernels.cuda.gpu import Gpu
-from fxmem.recording import options
+from fxmem.training import options
 
 aten = torch.ops.aten
 F32, BF16 = torch.float32, torch.bfloat16

@@ -1,0 +1,377 @@
+"""Values of tensors that an analysis knows, and the answers that checks of unknown ones must give.
+
+A fake tensor may carry a real one beside it. Where code looks at a value that is not known only to
+raise or to warn - ``assert mask.any()``, ``if (x < 0).any(): raise`` - the answer is known all the
+same: an analysis is of a step that goes well. PyTorch's own checks (the arguments of a
+distribution, the variances of ``gaussian_nll_loss``) are of that kind as much as the user's.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import linecache
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+from fxmem.patching import patch
+from fxmem.source import Span, find_span
+
+MAX_ELEMENTS = 1 << 16
+"""Larger tensors get no value: computing them would take time and memory."""
+
+DRAW, ROUTING = "draw", "routing"
+"""Values that are assumed: a random number, and the experts that tokens are sent to."""
+_MOST_ROUTED = 1 << 25
+"""Larger masks of experts get no value."""
+_VALUE = "_fxmem_value"
+_HELD = "_fxmem_held"
+_COUNT = "_fxmem_count"
+
+
+@dataclass(slots=True)
+class Memory:
+    """Memory that values share."""
+
+    known: bool = True  # nothing unknown has overwritten it
+    held: bool = False  # by an input or the model before the step: other steps may have others
+    copied: bool = False  # a view of partly known values has some of its own: none may be changed
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A real tensor, and the memory that it shares with the values of its views."""
+
+    real: torch.Tensor  # the least that each element may be
+    memory: Memory
+    assumed: str = ""  # what it came of, if that was assumed: DRAW or ROUTING
+    most: torch.Tensor | None = None  # that each element may be; None if all of them are known
+
+
+def attach_value(
+    fake: torch.Tensor,
+    real: torch.Tensor,
+    memory: Memory | None = None,
+    *,
+    assumed: str = "",
+    most: torch.Tensor | None = None,
+) -> None:
+    """Lets a fake tensor carry a real one, which nothing else may change.
+
+    A view gets the memory of the value that it is a view of. With ``most``, the two are bounds.
+    """
+    fake.__dict__[_VALUE] = Value(real, memory or Memory(), assumed, most)
+
+
+def find_most_elements(values: Iterable[Value]) -> int:
+    """Finds how large a result of known values may be to get a value itself."""
+    return _MOST_ROUTED if any(v.assumed == ROUTING for v in values) else MAX_ELEMENTS
+
+
+def remember_constant(fake: torch.Tensor, real: torch.Tensor) -> None:
+    """Keeps the value of a small real tensor that the user's code holds."""
+    if real.device.type == "cpu" and real.numel() <= MAX_ELEMENTS:
+        with _disable_current_modes():
+            attach_value(fake, real.detach().clone(), Memory(held=True))
+
+
+def find_attached(tensor: torch.Tensor) -> Value | None:
+    """Returns what was attached to a tensor, whether still known or not."""
+    value: Value | None = tensor.__dict__.get(_VALUE)
+    return value
+
+
+def find_known(tensor: torch.Tensor) -> Value | None:
+    """Finds the value of a tensor and its memory; None if it is not known."""
+    value = find_partly_known(tensor)
+    return None if value is None or value.most is not None else value
+
+
+def find_partly_known(tensor: torch.Tensor) -> Value | None:
+    """Finds the value of a tensor of which some elements are known, or all."""
+    value = find_attached(tensor)
+    if value is not None:
+        return value if value.memory.known else None
+    if isinstance(tensor, FakeTensor):
+        # What torch.tensor(...) made; the fake mode itself forgets it when it is overwritten.
+        if tensor.constant is None:
+            return None
+        return Value(tensor.constant, Memory(held=_HELD in tensor.__dict__))
+    if type(tensor) is torch.Tensor and tensor.numel() <= MAX_ELEMENTS:  # a real one, mixed in
+        return Value(tensor, Memory(held=True))
+    return None
+
+
+def find_value(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Finds the real tensor beside a fake one; None if its value is not known."""
+    value = find_known(tensor)
+    return value.real if value else None
+
+
+def keep_value(fake: torch.Tensor, view: torch.Tensor) -> None:
+    """Gives a view of all of a fake tensor the value of that, and the count of its elements."""
+    for name in (_VALUE, _COUNT):
+        if name in fake.__dict__:
+            view.__dict__[name] = fake.__dict__[name]
+
+
+def forget_value(fake: FakeTensor) -> None:
+    """Forgets the value of a tensor that something unknown may write."""
+    fake.constant = None
+    if (value := find_attached(fake)) is not None:
+        value.memory.known = False
+
+
+def remember_count(fake: torch.Tensor, count: int) -> None:
+    """Keeps how many elements a search finds: backward searches a mask again."""
+    fake.__dict__[_COUNT] = count
+
+
+def find_count(fake: torch.Tensor) -> int | None:
+    """Finds how many elements a search of a tensor found before."""
+    count: int | None = fake.__dict__.get(_COUNT)
+    return count
+
+
+def mark_held(fake: torch.Tensor) -> None:
+    """Notes that the value of a fake tensor is that of a tensor from before the step."""
+    fake.__dict__[_HELD] = True
+
+
+def comes_of_held(arguments: Any, answer: Any) -> bool:
+    """Returns whether an answer that tensors' values decided may differ in another step.
+
+    Where the values are not known, a bool says that all is well, and a number is the size hint.
+    """
+    for tensor in tree_leaves(arguments):
+        if isinstance(tensor, torch.Tensor):
+            value = find_known(tensor)
+            if value.memory.held if value else not isinstance(answer, bool):
+                return True
+    return False
+
+
+def answer_fake_checks() -> contextlib.AbstractContextManager[None]:
+    """Lets tensors of known value pass for real ones where transformers asks.
+
+    ``masking_utils._ignore_causal_mask_sdpa`` looks whether a mask masks anything, but not into
+    fake tensors, for which it makes masks that no run has.
+    """
+    module, name = sys.modules.get("transformers.utils.import_utils"), "is_fake_tensor"
+    if not hasattr(module, name):
+        return contextlib.nullcontext()
+    return patch(
+        {module: {name: lambda value: isinstance(value, FakeTensor) and find_known(value) is None}}
+    )
+
+
+# -- checks ----------------------------------------------------------------------------------------
+
+_TORCH = os.path.dirname(torch.__file__)
+_BETWEEN = (
+    os.path.dirname(os.path.dirname(__file__)) + os.sep,
+    os.path.join(_TORCH, "_tensor.py"),
+    os.path.join(_TORCH, "overrides.py"),
+)
+"""Files between a check and the operator that it runs: fxmem, and the methods of tensors."""
+_TELLING = re.compile(
+    r"^(print|_?warn(ing)?(_once)?|rank_zero_(warn|info|debug))$"
+    r"|(^|[._])(log|logger|logging|warnings|getLogger\(.*\))"
+    r"\.(warn|warning|info|debug|error|exception|critical|log)(_once)?$"
+)
+"""Functions that warn or log and do nothing else, by name: a method of another may do anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """A truth value that decides whether the code raises."""
+
+    span: Span  # of its expression
+    statement: Span  # around that
+    passes: bool  # the answer with which the code goes on
+
+
+_assumed: ContextVar[bool | None] = ContextVar("assumed", default=None)
+
+
+@contextlib.contextmanager
+def assume_passing(answer: bool) -> Iterator[None]:
+    """Answers every check of a function in C++ alike, within, so that it passes."""
+    token = _assumed.set(answer)
+    try:
+        yield
+    finally:
+        _assumed.reset(token)
+
+
+def find_passing_answer(frame: FrameType | None) -> bool | None:
+    """Finds what the truth value that a frame asks for must be for the code not to raise.
+
+    Returns None where both answers let the code go on.
+    """
+    assumed = _assumed.get()
+    return _find_answer(frame, _list_checks) if assumed is None else assumed
+
+
+def find_usual_answer(frame: FrameType | None) -> bool:
+    """Finds an answer for an unknown truth value: a ``while`` goes on, other tests are False.
+
+    A test as a whole is: in ``if not found:`` something was found. But ``if not wrong.any():
+    break`` ends a ``while True`` that nothing else ends: values are drawn until they are right.
+    """
+    return bool(_find_answer(frame, _list_tests))
+
+
+def _find_answer(
+    frame: FrameType | None, list_checks: Callable[[str], tuple[_Check, ...]]
+) -> bool | None:
+    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
+        frame = frame.f_back
+    if frame is None:
+        return None
+    checks = list_checks(frame.f_code.co_filename)
+    here = find_span(frame.f_code, frame.f_lasti)
+    if here is None:
+        line = frame.f_lineno or 0
+        found = [check for check in checks if check.span[0] <= line <= check.span[1]]
+    else:
+        # Some versions of Python say that a jump belongs to the whole statement.
+        found = [check for check in checks if check.span == here]
+        found = found or [check for check in checks if check.statement == here]
+    answers = {check.passes for check in found}
+    return answers.pop() if len(answers) == 1 else None
+
+
+@functools.lru_cache(maxsize=256)
+def _list_checks(filename: str) -> tuple[_Check, ...]:
+    """Lists asserts, branches that end in ``raise``, and branches that only warn or log."""
+    found: list[tuple[ast.stmt | ast.expr, ast.expr, bool]] = []
+    for node in ast.walk(_parse(filename)):
+        if isinstance(node, ast.Assert):
+            found.append((node, node.test, True))
+        elif isinstance(node, ast.If) and _ends_in_raise(node.body) != _ends_in_raise(node.orelse):
+            found.append((node, node.test, _ends_in_raise(node.orelse)))
+        elif isinstance(node, ast.FunctionDef):
+            branches = (inner for inner in ast.walk(node) if isinstance(inner, ast.If))
+            found += [(each, each.test, False) for each in branches if _only_tells(each, node)]
+    return _make_checks(found)
+
+
+@functools.lru_cache(maxsize=256)
+def _list_tests(filename: str) -> tuple[_Check, ...]:
+    """Lists the tests of loops and branches, each once, and others that negate."""
+    found: list[tuple[ast.stmt | ast.expr, ast.expr, bool]] = []
+    seen: set[ast.AST] = set()
+    exits: set[ast.stmt] = set()
+    for node in ast.walk(_parse(filename)):
+        if isinstance(node, ast.While) and isinstance(node.test, ast.Constant):
+            ways = [inner for inner in ast.walk(node) if isinstance(inner, ast.Break | ast.Return)]
+            exits.update(ways if len(ways) == 1 else ())
+        if isinstance(node, ast.While | ast.If | ast.IfExp):
+            ends = isinstance(node, ast.If) and node.body[-1] in exits and _is_negated(node.test)
+            found.append((node, node.test, ends or isinstance(node, ast.While)))
+            seen.update(ast.walk(node.test))
+        elif isinstance(node, ast.expr) and _is_negated(node) and node not in seen:
+            found.append((node, node, False))
+            seen.update(ast.walk(node))
+    return _make_checks(found)
+
+
+def _is_negated(test: ast.expr) -> bool:
+    return isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
+
+
+def is_in_while(frame: FrameType | None) -> bool:
+    """Returns whether the innermost loop that runs is a ``while``."""
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith((_TORCH, *_BETWEEN)):
+            loops = _list_loops(frame.f_code.co_filename)
+            around = [
+                (first, kind) for first, last, kind in loops if first <= frame.f_lineno <= last
+            ]
+            if around:
+                return max(around)[1]
+        frame = frame.f_back
+    return False
+
+
+@functools.lru_cache(maxsize=256)
+def _list_loops(filename: str) -> tuple[tuple[int, int, bool], ...]:
+    loops = (n for n in ast.walk(_parse(filename)) if isinstance(n, ast.While | ast.For))
+    return tuple((*_span_of(loop)[:2], isinstance(loop, ast.While)) for loop in loops)
+
+
+def _parse(filename: str) -> ast.Module:
+    try:
+        return ast.parse("".join(linecache.getlines(filename)))
+    except (SyntaxError, ValueError):  # no Python file, or one that has changed since
+        return ast.Module([], [])
+
+
+def _make_checks(
+    tests: Iterable[tuple[ast.stmt | ast.expr, ast.expr, bool]],
+) -> tuple[_Check, ...]:
+    return tuple(
+        _Check(_span_of(operand), _span_of(statement), answer)
+        for statement, test, passes in tests
+        for operand, answer in _split_test(test, passes)
+    )
+
+
+def _ends_in_raise(body: list[ast.stmt]) -> bool:
+    return bool(body) and isinstance(body[-1], ast.Raise)
+
+
+def _only_tells(branch: ast.If, function: ast.FunctionDef) -> bool:
+    """Returns whether a branch only warns or logs, with texts that it puts together itself.
+
+    As transformers' ``warn_if_padding_and_no_attention_mask`` does.
+    """
+    inner = {*ast.walk(branch)}
+    written = {n.id for n in inner if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    outer = (n for n in ast.walk(function) if n not in inner)
+    if branch.orelse or any(isinstance(n, ast.Name) and n.id in written for n in outer):
+        return False
+    tells = False
+    for node in inner:
+        if isinstance(node, ast.Expr):
+            call = node.value.func if isinstance(node.value, ast.Call) else node.value
+            if not _TELLING.search(ast.unparse(call)):
+                return False
+            tells = True
+        elif isinstance(node, ast.Assign | ast.AugAssign):
+            calls = (n for n in ast.walk(node.value) if isinstance(n, ast.Call))
+            if not all(ast.unparse(call.func) in ("getattr", "len", "str") for call in calls):
+                return False
+        elif isinstance(node, ast.stmt) and not isinstance(node, ast.If):
+            return False
+    return tells
+
+
+def _split_test(test: ast.expr, passes: bool) -> Iterator[tuple[ast.expr, bool]]:
+    """Splits a test into the operands whose truth is asked for: in ``a and b`` each decides."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        yield test, not passes  # the instruction that negates asks for its operand
+        yield from _split_test(test.operand, not passes)
+    elif isinstance(test, ast.BoolOp):
+        for operand in test.values:
+            yield from _split_test(operand, passes)
+    else:
+        yield test, passes
+
+
+def _span_of(node: ast.expr | ast.stmt) -> Span:
+    end_line, end_column = node.end_lineno or node.lineno, node.end_col_offset or node.col_offset
+    return node.lineno, end_line, node.col_offset, end_column

@@ -1,0 +1,1 @@
+"""Training and inference of a model: loop, loss, optimizer and options of a step."""
