@@ -36,7 +36,7 @@ Span = tuple[int, int, int, int]
 
 @functools.cache
 def is_user_file(filename: str) -> bool:
-    """Tells whether a line of that file is worth showing: a model's code, no wrapper around it.
+    """Returns whether a line of that file is worth showing: a model's code, no wrapper around it.
 
     Files of torch, of fxmem, of the standard library (decorators, context managers) and
     generated code are not.
@@ -49,7 +49,7 @@ def is_user_file(filename: str) -> bool:
 
 
 def is_machinery(filename: str) -> bool:
-    """Tells whether a file is one of torch or of fxmem."""
+    """Returns whether a file is one of torch or of fxmem."""
     return filename.startswith((_TORCH, _FXMEM))
 
 

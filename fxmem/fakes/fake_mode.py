@@ -286,7 +286,7 @@ def _find_spans(leaves: Iterable[object]) -> dict[int, tuple[int, int]]:
 @functools.cache
 @functools.cache
 def is_wrapper(kind: type) -> bool:
-    """Tells whether tensors of a class wrap others, on which their operators run: DTensor."""
+    """Returns whether tensors of a class wrap others, on which their operators run: DTensor."""
     return hasattr(kind, "__tensor_flatten__") and not issubclass(kind, FakeTensor)
 
 
@@ -299,7 +299,7 @@ def find_inner(tensor: Tensor) -> Tensor:
 
 
 def holds_fakes(value: object) -> bool:
-    """Tells whether a value is a fake tensor, or has one in containers or as a parameter."""
+    """Returns whether a value is a fake tensor, or has one in containers or as a parameter."""
     leaves = tree_leaves(value)
     modules = (leaf for leaf in leaves if isinstance(leaf, nn.Module))
     parameters = (parameter for module in modules for parameter in module.parameters())

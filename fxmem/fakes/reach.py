@@ -80,7 +80,7 @@ def iterate_reached(value: object, seen: dict[int, object] | None = None) -> Ite
 
 
 def _is_of_wrapper(value: object) -> bool:
-    """Tells whether an object is a wrapper's own, as the states of FSDP are."""
+    """Returns whether an object is a wrapper's own, as the states of FSDP are."""
     is_own = type(value).__module__.startswith("torch.distributed")
     return is_own and not isinstance(value, Tensor)
 
@@ -284,7 +284,7 @@ def _write_names(held: dict[str, Any], items: list[Any], holder: Any, kind: Any)
 
 
 def are_same(one: list[Any], other: list[Any]) -> bool:
-    """Tells whether two readings of a place hold the same objects."""
+    """Returns whether two readings of a place hold the same objects."""
     flat, others = flatten_reading(one), flatten_reading(other)
     return len(flat) == len(others) and all(a is b for a, b in zip(flat, others, strict=True))
 

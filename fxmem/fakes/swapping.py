@@ -59,7 +59,7 @@ def swap_in_fakes(
     train: bool,
     readers: Sequence[object] = (),
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Callable[[], None]]]:
-    """Has a model hold fake CPU tensors; at the end it is as it was, in every attribute.
+    """Swaps fake CPU tensors into a model; at the end every attribute is as it was.
 
     Tensors that share a storage have fakes that share one; a tied parameter stays one. Hooks run
     as they are: an optimizer that one steps in backward finds the fakes of its parameters. A

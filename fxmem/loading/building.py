@@ -77,7 +77,7 @@ def make_parameters_fake(fake_mode: FakeTensorMode, *, on_registration: bool) ->
 
 
 def replace_converted() -> contextlib.AbstractContextManager[None]:
-    """Has ``nn.Module.to`` and its like put a converted fake parameter in the place of the old one.
+    """Makes ``nn.Module.to`` and its like replace a fake parameter by the converted one.
 
     They swap the two (``Module._apply``), which torch refuses where something holds a weak
     reference to one, as the mode of the fakes does.

@@ -272,7 +272,7 @@ class GraphBuilder:
 
 
 def _is_plain(value: Any) -> bool:
-    """Tells whether a list, tuple, dict or dataclass is made again of its elements alone."""
+    """Returns whether a list, tuple, dict or dataclass is made again of its elements alone."""
     kind: Any = type(value)
     if kind in (list, tuple, dict, OrderedDict):
         return not isinstance(value, dict) or all(isinstance(key, str) for key in value)

@@ -25,7 +25,7 @@ then a whole encoder is one node; see docs/decisions."""
 
 
 def is_leaf(module: nn.Module) -> bool:
-    """Tells whether a module is one node, as ``torch.fx.Tracer.is_leaf_module`` decides."""
+    """Returns whether a module is one node, as ``torch.fx.Tracer.is_leaf_module`` decides."""
     if isinstance(module, torch.jit.ScriptModule):
         return True
     is_own = find_class(module).__module__.startswith(("torch.nn", "torch.ao.nn"))
@@ -56,7 +56,7 @@ GLOBAL_HOOKS: tuple[dict[int, Callable[..., Any]], ...] = tuple(
 
 
 def find_watched(module: nn.Module) -> tuple[bool, bool]:
-    """Tells whether hooks of a module may keep what it is given, and whether its result.
+    """Returns whether hooks of a module may keep what it is given, and whether its result.
 
     One that runs before ``forward``, as those that normalise weights do, does not see a result,
     unless the module returns what it is given: ``Identity`` does, and none with weights.
@@ -67,7 +67,7 @@ def find_watched(module: nn.Module) -> tuple[bool, bool]:
 
 
 def is_left_out(hooks: Mapping[int, Any]) -> bool:
-    """Tells whether a graph would leave out what some hooks of a module do.
+    """Returns whether a graph would leave out what some hooks of a module do.
 
     Those with which transformers collects hidden states put them into the model's output, which
     the graph has.

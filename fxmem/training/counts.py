@@ -26,7 +26,7 @@ _takers: list[Callable[[int], object]] = []
 
 @contextlib.contextmanager
 def assume_counts(hints: SizeHints, notes: MutableMapping[str, None]) -> Iterator[None]:
-    """Has a count be the most that it may be, within, where no size hint says what it is."""
+    """Takes a count as the most that it may be, within, where no size hint says what it is."""
 
     def take(most: int) -> object:
         if hints.default is not None or hints.find_own() is not None:
