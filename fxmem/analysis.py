@@ -63,7 +63,7 @@ class Setup:
 
     model: str  # the TARGET, or the class of the module that was given
     inputs: tuple[str, ...]  # a spec for each: "8x3x224x224:float32"
-    mode: str  # "train" or "infer"; "script" for a step of one, whose number ``inputs`` has
+    mode: str  # "train" or "infer"
     device: str
     optimizer: str | None
     loss: str | None  # None for the default
@@ -75,6 +75,7 @@ class Setup:
     # the size assumed where sizes depend on data, or sizes by line
     size_hint: int | Mapping[str, int] | None = None
     inference_mode: bool = False  # else inference is under no_grad
+    window: str = ""  # of recorded code: "step 1", "after step 2"; else empty
     loop: Loop = PLAIN
     # names and sizes of the mesh of processes, one of whose ranks the step is of; None for one
     mesh: Mapping[str, int] | None = None
@@ -176,7 +177,7 @@ class Analysis(Result):
         None in a saved report, and for a step of a script.
         """
         graph = self.graph
-        if self.setup.mode == "script":
+        if self.setup.window:
             return None
         warmup = find_warmup_peak(graph) if self.allocation is None else self.allocation.warmup
         if warmup is None:

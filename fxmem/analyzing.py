@@ -16,7 +16,7 @@ from fxmem.errors import DataDependentError, TraceError, UsageError
 from fxmem.fakes.devices import translate_devices
 from fxmem.fakes.fake_mode import describe_inputs, make_fake_mode
 from fxmem.fakes.swapping import restore_user_state
-from fxmem.graph import Category
+from fxmem.graph import Category, MemoryGraph
 from fxmem.kernels.cuda.present_gpu import show_gpu
 from fxmem.loading.building import silence_fake_kernels
 from fxmem.loading.inputs import check_inputs, check_model, gather_inputs
@@ -59,7 +59,7 @@ def analyze_model(
 ) -> Analysis:
     """Records a step of a model and describes it: :func:`fxmem.analyze`, with its arguments.
 
-    Those that are not named here are of :func:`fxmem.training.options.resolve_options`.
+    The other options are of :func:`fxmem.training.options.resolve_options`.
     """
     check_release()
     chosen = resolve_options(**options)
@@ -86,32 +86,55 @@ def analyze_model(
             other = _record(replace(blueprint, options=other_options), specs).recording.graph
     graph = served.recording.fx_graph
     remember_model(graph, described)
-    setup = Setup(
-        model=model if isinstance(model, str) else type(model).__name__,
-        inputs=specs,
-        mode=chosen.mode,
-        inference_mode=chosen.inference_mode,
-        device=chosen.target.name,
-        autocast=chosen.autocast,
-        gpu=chosen.gpu.name if chosen.gpu else None,
-        attention=chosen.architecture.attention,
-        optimizer=name_choice(optimizer),
-        loss=name_choice(loss),
+    setup = describe_setup(
+        model if isinstance(model, str) else type(model).__name__,
+        specs,
+        chosen,
+        optimizer,
+        loss,
         frontend=served.frontend,
         frontend_reason=served.reason,
         notes=tuple(_list_notes(blueprint, served.recording, loss=loss, optimizer=optimizer)),
-        size_hint=chosen.size_hint,
-        loop=chosen.loop,
         compiled=NOT_COMPILED in served.recording.notes,
         **_describe_layout(chosen.layout),
     )
     blueprint = replace(blueprint, args=given[0], kwargs=given[1])  # fakes, which take no memory
     analysis = Analysis(setup, served.recording.graph, settings, chosen.gpu, graph, blueprint)
-    if other is None:
-        return analysis
+    return analysis if other is None else _note_other_mode(analysis, other)
+
+
+def describe_setup(
+    model: str,
+    inputs: tuple[str, ...],
+    options: Options,
+    optimizer: OptimizerChoice,
+    loss: LossChoice,
+    **others: Any,
+) -> Setup:
+    """Describes how a step was set up, with other fields besides those of the options."""
+    return Setup(
+        model=model,
+        inputs=inputs,
+        mode=options.mode,
+        inference_mode=options.inference_mode,
+        device=options.target.name,
+        autocast=options.autocast,
+        gpu=options.gpu.name if options.gpu else None,
+        attention=options.architecture.attention,
+        optimizer=name_choice(optimizer),
+        loss=name_choice(loss),
+        size_hint=options.size_hint,
+        loop=options.loop,
+        **others,
+    )
+
+
+def _note_other_mode(analysis: Analysis, other: MemoryGraph) -> Analysis:
+    """Notes the peak under the other mode without gradients, if it differs."""
     peak_bytes = replace(analysis, graph=other).peak_bytes
     if peak_bytes == analysis.peak_bytes:
         return analysis
+    setup = analysis.setup
     under, keeps = "torch.inference_mode() (inference_mode=True, --inference-mode)", "no"
     if setup.inference_mode:
         under, keeps = "torch.no_grad()", "its"

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from fxmem.analysis import Setup
-from fxmem.analyzing import find_settings, isolate_analysis
+from fxmem.analyzing import describe_setup, find_settings, isolate_analysis
 from fxmem.errors import UsageError
 from fxmem.fakes.devices import translate_devices
 from fxmem.fakes.fake_mode import describe_inputs, make_fake_mode
@@ -66,16 +65,7 @@ def analyze_pipeline(
     target, layout = chosen.target, chosen.layout
     settings = find_settings(target.name, alloc_conf)
     check_choices(loss, optimizer)
-    if layout is not None and _DIMENSION in dict(layout.mesh):
-        raise UsageError(
-            f"{_DIMENSION} is the pipeline's own dimension of the mesh",
-            hint="the mesh of the processes that share a stage, and ranks",
-        )
-    if not is_release((2, 10)) and (layout is not None or not return_outputs):
-        raise UsageError(
-            "stages on a mesh and return_outputs=False need torch 2.10",
-            hint="leave them out, or install a later torch",
-        )
+    _check_layout(layout, return_outputs)
     inputs = gather_inputs(args, kwargs)
     fake_mode, named = make_fake_mode(), set[str]()
     parallelize = None if layout is None else layout.parallelize
@@ -100,17 +90,13 @@ def analyze_pipeline(
     shared = 1 if layout is None else layout.world_size
     mesh = ((_DIMENSION, len(dealt)), *(() if layout is None else layout.mesh))
     peers = range(0, len(dealt) * shared, shared)
-    setup = Setup(
-        model=stages if isinstance(stages, str) else type(modules[0]).__name__,
-        inputs=specs,
-        mode="train",
-        device=target.name,
-        gpu=chosen.gpu.name if chosen.gpu else None,
-        attention=chosen.architecture.attention,
-        optimizer=name_choice(optimizer),
-        loss=name_choice(loss),
+    setup = describe_setup(
+        stages if isinstance(stages, str) else type(modules[0]).__name__,
+        specs,
+        chosen,
+        optimizer,
+        loss,
         frontend="record",
-        size_hint=chosen.size_hint,
         mesh=dict(mesh),
         parallelize=name_choice(parallelize),
         schedule=f"{schedule} of {microbatches} micro-batches",
@@ -119,12 +105,7 @@ def analyze_pipeline(
     for rank, own in enumerate(dealt):
         place = RankPlace(schedule, microbatches, return_outputs, metas, own, tuple(peers))
         whole = Layout(mesh, functools.partial(_lay_out_stages, layout), peers[rank])
-        drawn = replace(
-            blueprint,
-            model=nn.ModuleDict({name_stage(index): modules[index] for index in own}),
-            args=inputs[0] if 0 in own else (),
-            options=replace(chosen, layout=None if layout is None else whole),
-        )
+        drawn = _draw_rank(blueprint, modules, own, None if layout is None else whole)
         record = functools.partial(record_rank, place, target=target, hints=chosen.hints)
         with isolate(layout=whole):
             graph, actions, notes = _run(drawn, record, specs)
@@ -134,6 +115,30 @@ def analyze_pipeline(
             RankMemory(own_setup, graph, settings, chosen.gpu, rank=rank, actions=actions)
         )
     return Pipeline(schedule, microbatches, tuple(measured))
+
+
+def _draw_rank(
+    blueprint: Blueprint, modules: Sequence[nn.Module], own: Sequence[int], layout: Layout | None
+) -> Blueprint:
+    return replace(
+        blueprint,
+        model=nn.ModuleDict({name_stage(index): modules[index] for index in own}),
+        args=blueprint.args if 0 in own else (),
+        options=replace(blueprint.options, layout=layout),
+    )
+
+
+def _check_layout(layout: Layout | None, return_outputs: bool) -> None:
+    if layout is not None and _DIMENSION in dict(layout.mesh):
+        raise UsageError(
+            f"{_DIMENSION} is the pipeline's own dimension of the mesh",
+            hint="the mesh of the processes that share a stage, and ranks",
+        )
+    if not is_release((2, 10)) and (layout is not None or not return_outputs):
+        raise UsageError(
+            "stages on a mesh and return_outputs=False need torch 2.10",
+            hint="leave them out, or install a later torch",
+        )
 
 
 def _find_metas(

@@ -127,7 +127,7 @@ def _resolve_style(analysis: Analysis, style: str | None) -> str:
             f"this model's graph cannot be rewritten: {analysis.setup.frontend_reason}",
             hint="style='modules'",
         )
-    if analysis.setup.mode == "script":
+    if analysis.setup.window:
         raise UsageError(
             "a plan is for a model, and this is a step of a script",
             hint="fxmem.analyze(model, inputs) for the script's model",

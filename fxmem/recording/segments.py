@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from fxmem.graph import Operation
 from fxmem.recording.autograd import SaveRecord
@@ -16,8 +17,7 @@ from fxmem.recording.recorder import NodeRecord, Recorder
 from fxmem.tracing.nodes import NodeLog, TracedNode
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """A place in a recording, by the number of operations and the like before it."""
 
     operations: int
@@ -57,9 +57,8 @@ class Segment:
     let_go: Mapping[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
-    """What has which number elsewhere.
+class Places(NamedTuple):
+    """Numbers of what is recorded elsewhere.
 
     Attributes:
         operation: Finds the operation with a number.
@@ -125,12 +124,7 @@ def read_segment(
 
 def move_segment(segment: Segment, start: Mark, places: Places) -> Segment:
     """Returns a segment as it would be recorded elsewhere."""
-    operation, storage, node, function = (
-        places.operation,
-        places.storage,
-        places.node,
-        places.function,
-    )
+    operation, storage, node, function = places
 
     def move_node(index: int | None) -> int | None:
         return None if index is None else node(index)
@@ -138,16 +132,10 @@ def move_segment(segment: Segment, start: Mark, places: Places) -> Segment:
     def move_storages(indices: tuple[int, ...]) -> tuple[int, ...]:
         return tuple([storage(index) for index in indices])
 
-    before, after = segment.start, segment.stop
+    marks = zip(start, segment.start, segment.stop, strict=True)
     return Segment(
         start,
-        Mark(
-            start.operations + after.operations - before.operations,
-            start.storages + after.storages - before.storages,
-            start.nodes + after.nodes - before.nodes,
-            start.saves + after.saves - before.saves,
-            start.events + after.events - before.events,
-        ),
+        Mark(*[at + after - before for at, before, after in marks]),
         tuple(
             replace(
                 each,

@@ -94,8 +94,8 @@ def write_subject(setup: Setup, *, has_loop: bool = True) -> str:
     """Writes the analysed step in one line, with its training loop where that matters."""
     mode = setup.mode
     attention = [f"attention {setup.attention}"] if setup.attention else []
-    if mode == "script":
-        step = f"{', '.join(setup.inputs)} of {setup.model}"
+    if setup.window:
+        step = f"{setup.window} of {setup.model}"
         optimizer = f"optimizer {setup.optimizer or 'none'}"
         parts = [step, setup.gpu or setup.device, *attention, optimizer]
         return "; ".join(parts)

@@ -67,7 +67,7 @@ class ScriptRun(Result):
         largest, first = self.largest, self.steps[0]
         sizes = ((Bytes(step.peak_bytes), Bytes(step.reserved_bytes)) for step in self.steps)
         steps = [
-            (", ".join(step.setup.inputs), *figures, write_peak_place(step.peak))
+            (step.setup.window, *figures, write_peak_place(step.peak))
             for step, figures in zip(self.steps, sizes, strict=True)
         ]
         reads = [
@@ -89,7 +89,7 @@ class ScriptRun(Result):
         ]
 
     def list_bars(self) -> Mapping[str, int | None]:
-        return {", ".join(step.setup.inputs): step.peak_bytes for step in self.steps}
+        return {step.setup.window: step.peak_bytes for step in self.steps}
 
     @property
     def pictured(self) -> Analysis:
@@ -107,7 +107,7 @@ class ScriptRun(Result):
         """
         steps = [
             {
-                "name": ", ".join(step.setup.inputs),
+                "name": step.setup.window,
                 "peak_bytes": step.peak_bytes,
                 "reserved_bytes": step.reserved_bytes,
                 "phase": step.peak.phase.value,

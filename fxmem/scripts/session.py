@@ -270,8 +270,9 @@ class Session:
         done = not self.windows or not self._optimizers or bool(self._stepped)
         setup = Setup(
             model=self._launcher.script,
-            inputs=(f"step {number}" if done else f"after step {number - 1}",),
-            mode="script",
+            inputs=(),
+            mode="train" if any(o.phase is Phase.BACKWARD for o in graph.operations) else "infer",
+            window=f"step {number}" if done else f"after step {number - 1}",
             device=self._options.target.name,
             optimizer=", ".join(optimizers) or None,
             loss=None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -46,17 +47,21 @@ class CallLog:
         self._find_storages = find_storages
         self._count_nodes = count_nodes
 
-    def run(
+    @contextmanager
+    def watch(
         self,
-        call: Callable[..., Any],
         module: nn.Module,
         fqn: str,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         *,
         is_leaf: bool,
-    ) -> Any:
-        """Runs ``call(module, ...)`` and writes it down; with hooks if it is a leaf, one node."""
+    ) -> Iterator[Callable[[Any], None]]:
+        """Writes down the call of a module that runs within; with hooks if it is a leaf, one node.
+
+        Yields:
+            A function to be called with the result.
+        """
         begun: list[tuple[int, tuple[int, ...], dict[str, Any]]] = []
 
         def see_begin(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -75,15 +80,14 @@ class CallLog:
         has_hooks = bool(module._forward_hooks or module._forward_pre_hooks)
         if is_leaf or not has_hooks:
             see_begin(module, args, kwargs)
-            result = call(module, *args, **kwargs)
-            see_end(module, args, kwargs, result)
-            return result
+            yield lambda result: see_end(module, args, kwargs, result)
+            return
         handles = (
             module.register_forward_pre_hook(see_begin, with_kwargs=True),
             module.register_forward_hook(see_end, prepend=True, with_kwargs=True),
         )
         try:
-            return call(module, *args, **kwargs)
+            yield lambda result: None
         finally:
             for handle in handles:
                 handle.remove()

@@ -66,6 +66,11 @@ RunRoot: TypeAlias = Callable[[Callable[..., Any], Any, Any], Any]
 """Runs a function with positional and keyword arguments."""
 
 
+@contextmanager
+def _leave_out(*_: Any, **__: Any) -> Iterator[Callable[[Any], None]]:
+    yield lambda result: None
+
+
 class _Nesting(threading.local):
     """Where a thread is in the model; only the one that traces makes nodes."""
 
@@ -318,28 +323,26 @@ class Tracer(torch.overrides.TorchFunctionMode):
             scope, leaf = f"{self._scopes[-1]}.{type(module).__name__}".strip("."), False
         else:
             scope, leaf = fqn, module is not self.model and is_leaf(module)
-
-        def run(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if leaf:
-                run_leaf, label = functools.partial(call, module), type(module).__name__
-                return self._run_node(
-                    Call("call_module", fqn, label, scope, run_leaf, args, kwargs)
-                )
-            self._scopes.append(scope)
-            try:
-                return call(module, *args, **kwargs)
-            finally:
-                self._scopes.pop()
-
-        if fqn is None or self._phase is not Phase.FORWARD or module is self.model:
-            return run(module, *args, **kwargs)
-        if not leaf:
-            self._entered.add(fqn)
+        is_part = fqn is not None and self._phase is Phase.FORWARD and module is not self.model
+        if is_part and not leaf:
+            self._entered.add(scope)
             if any(is_left_out(getattr(module, key)) for key in CALLED_HOOKS):
                 self._give_up(f"{fqn} has hooks, which no graph calls")
-        if self.builder is None:
-            return run(module, *args, **kwargs)
-        return self.calls.run(run, module, fqn, args, kwargs, is_leaf=leaf)
+        is_logged = is_part and self.builder is not None
+        watch = self.calls.watch if is_logged else _leave_out
+        with watch(module, scope, args, kwargs, is_leaf=leaf) as end:
+            if leaf:
+                run, label = functools.partial(call, module), type(module).__name__
+                node = Call("call_module", fqn, label, scope, run, args, kwargs)
+                result = self._run_node(node)
+            else:
+                self._scopes.append(scope)
+                try:
+                    result = call(module, *args, **kwargs)
+                finally:
+                    self._scopes.pop()
+            end(result)
+        return result
 
     def _call_checkpoint(
         self,

@@ -111,14 +111,6 @@ def resolve_options(
     if layout is not None and frontend == "fx":
         raise UsageError("the fx frontend with a mesh", hint="leave the frontend out")
     model = None if gpu is None else find_gpu(gpu)
-    if not (autocast is None or isinstance(autocast, str | torch.dtype)):
-        raise UsageError(f"autocast={autocast!r} is not a dtype", hint="bf16, fp16, or None")
-    autocast = None if autocast is None else strip_torch(autocast)
-    autocast_name = None if autocast is None else parse_dtype(autocast)
-    if autocast_name not in (None, "bfloat16", "float16"):
-        raise UsageError(f"autocast to {autocast_name}", hint="bf16 or fp16")
-    if device == "cpu" and autocast_name == "float16":
-        raise UsageError("autocast to float16 is not supported on the CPU", hint="bf16")
     outputs = None if hold_outputs is None else "next step" if hold_outputs else "step"
     settings = {"accumulate": accumulate, "set_to_none": set_to_none, "outputs": outputs}
     given = {name: value for name, value in settings.items() if value is not None}
@@ -130,8 +122,8 @@ def resolve_options(
         gpu=model,
         architecture=replace(describe_gpu(model), attention=attention),
         dtype=None if dtype is None else parse_dtype(dtype),
-        autocast=autocast,
-        autocast_to=getattr(torch, autocast_name) if autocast_name else None,
+        autocast=None if autocast is None else strip_torch(autocast),
+        autocast_to=_resolve_autocast(autocast, device),
         loop=named_loop,
         run_loop=run_loop,
         frontend=frontend if layout is None else "record",
@@ -139,6 +131,19 @@ def resolve_options(
         layout=layout,
         hints=read_size_hint(size_hint),
     )
+
+
+def _resolve_autocast(autocast: str | torch.dtype | None, device: str) -> torch.dtype | None:
+    if autocast is None:
+        return None
+    if not isinstance(autocast, str | torch.dtype):
+        raise UsageError(f"autocast={autocast!r} is not a dtype", hint="bf16, fp16, or None")
+    name = parse_dtype(strip_torch(autocast))
+    if name not in ("bfloat16", "float16"):
+        raise UsageError(f"autocast to {name}", hint="bf16 or fp16")
+    if device == "cpu" and name == "float16":
+        raise UsageError("autocast to float16 is not supported on the CPU", hint="bf16")
+    return getattr(torch, name)  # type: ignore[no-any-return]
 
 
 def check_mode(mode: object) -> None:
