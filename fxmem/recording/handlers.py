@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
 
 from fxmem.errors import TraceError
+from fxmem.fakes.fake_mode import is_wrapper
 from fxmem.kernels.registry import Backend
+from fxmem.parallelism.foreach import run_on_locals
 from fxmem.parallelism.reducer import is_count, run_collective
 from fxmem.source import find_source
+from fxmem.versions.operators import aten
 
+if TYPE_CHECKING:
+    from fxmem.recording.recorder import Recorder
+
+_detach = aten.detach.default
 PASS: Any = object()
 """Result of a handler that leaves a call to the next one."""
 _MOST_ELEMENTS = 1 << 45
@@ -30,7 +37,29 @@ class DispatchedCall(NamedTuple):
     tensors: list[Tensor]
 
 
-def run_marker(call: DispatchedCall) -> Any:
+Handler: TypeAlias = Callable[[Any, DispatchedCall], Any]
+"""Takes a recorder's call and returns its result, or PASS."""
+
+
+def run_own(recorder: Recorder, call: DispatchedCall) -> Any:
+    """Runs the recorder's own operators, which are no part of the step."""
+    if not recorder.is_packing:
+        return PASS
+    if call.func is _detach:
+        return recorder.runner.detach(*call.args)
+    return call.func(*call.args, **call.kwargs)
+
+
+def run_wrapper(recorder: Recorder, call: DispatchedCall) -> Any:
+    """Has a DTensor run the operator on its local tensors."""
+    if not any(map(is_wrapper, call.types)):
+        return PASS
+    recorder.engine.see_wrapper()
+    with recorder:
+        return run_on_locals(call.func, call.args, call.kwargs)
+
+
+def run_marker(_recorder: Recorder, call: DispatchedCall) -> Any:
     """Runs the profiler's operators, which mark a place in the code."""
     if call.func.namespace != "profiler":
         return PASS
@@ -38,7 +67,7 @@ def run_marker(call: DispatchedCall) -> Any:
         return call.func(*call.args, **call.kwargs)
 
 
-def run_count(call: DispatchedCall) -> Any:
+def run_count(_recorder: Recorder, call: DispatchedCall) -> Any:
     """Runs an operator on the counts of a reducer, which are real tensors."""
     if not is_count(call.func, call.tensors, call.kwargs):
         return PASS

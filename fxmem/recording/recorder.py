@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -34,7 +34,6 @@ from fxmem.graph import (
 from fxmem.kernels.cuda.gpu import current_state, find_stream
 from fxmem.kernels.registry import Backend, OperatorCall, Workspace
 from fxmem.parallelism.collectives import describe_collective
-from fxmem.parallelism.foreach import run_on_locals
 from fxmem.parallelism.layout import Mesh
 from fxmem.parallelism.reducer import run_collective
 from fxmem.patching import patch
@@ -45,10 +44,13 @@ from fxmem.recording.first_step import FirstStepLog
 from fxmem.recording.handlers import (
     PASS,
     DispatchedCall,
+    Handler,
     refuse_endless,
     refuse_sparse,
     run_count,
     run_marker,
+    run_own,
+    run_wrapper,
     turn_devices,
 )
 from fxmem.recording.ledger import NO_STORAGE, Ledger, UserReferences
@@ -113,17 +115,11 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self.seeding: dict[SourceLocation | None, None] = {}  # lines of forward that seed
         self.makes_graph = False
         self.before_first: Callable[[], None] | None = None
-        self.handlers: list[Callable[[DispatchedCall], Any]] = [
-            self.run_own,
-            run_marker,
-            self.run_wrapper,
-            run_count,
-        ]
         self.is_packing = False
         self._phase = Phase.FORWARD
         self.node: int | None = None
         self._node_operators = self._node_storages = 0
-        self._engine = EngineWatch()
+        self.engine = EngineWatch()
         self._function: tuple[str, int] | None = None  # of autograd, that runs
         self._function_start = 0
 
@@ -202,6 +198,8 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
 
     # -- operators -----------------------------------------------------------------------------
 
+    handlers: ClassVar[tuple[Handler, ...]] = (run_own, run_marker, run_wrapper, run_count)
+
     def __torch_dispatch__(
         self,
         func: Any,
@@ -210,7 +208,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func is prim_device:  # by far the most frequent: C++ asks fakes where they lie
-            self._engine.see_device_query()
+            self.engine.see_device_query()
             if isinstance(args[0], FakeTensor):
                 return args[0].fake_device
             with contextlib.nullcontext() if any(map(is_wrapper, types)) else no_dispatch():
@@ -218,26 +216,10 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         args, kwargs = turn_devices(self.target, args, kwargs or {})
         call = DispatchedCall(func, types, args, kwargs, list_tensors((args, kwargs)))
         for handle in self.handlers:
-            result = handle(call)
+            result = handle(self, call)
             if result is not PASS:
                 return result
         return self.record(call)
-
-    def run_own(self, call: DispatchedCall) -> Any:
-        """Runs the recorder's own operators, which are no part of the step."""
-        if not self.is_packing:
-            return PASS
-        if call.func is _detach:
-            return self.runner.detach(*call.args)
-        return call.func(*call.args, **call.kwargs)
-
-    def run_wrapper(self, call: DispatchedCall) -> Any:
-        """Has a DTensor run the operator on its local tensors."""
-        if not any(map(is_wrapper, call.types)):
-            return PASS
-        self._engine.see_wrapper()
-        with self:
-            return run_on_locals(call.func, call.args, call.kwargs)
 
     def record(self, call: DispatchedCall) -> Any:
         """Runs an operator on fakes, the last of the handlers, and records it."""
@@ -309,7 +291,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         caller = sys._getframe(2)
         while caller.f_back is not None and caller.f_code.co_name in _OWN_FRAMES:
             caller = caller.f_back
-        return self._engine.find_reused(
+        return self.engine.find_reused(
             func, args, caller, lambda x: self.track(x) >= self._function_start
         )
 

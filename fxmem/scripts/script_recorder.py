@@ -25,7 +25,14 @@ from fxmem.fakes.values import find_known, remember_constant
 from fxmem.graph import Category, Effect
 from fxmem.kernels.registry import Backend
 from fxmem.recording.constants import is_index, list_tensors
-from fxmem.recording.handlers import PASS, DispatchedCall, refuse_sparse, run_marker
+from fxmem.recording.handlers import (
+    PASS,
+    DispatchedCall,
+    refuse_sparse,
+    run_marker,
+    run_own,
+    run_wrapper,
+)
 from fxmem.recording.ledger import KEPT, NO_STORAGE, is_own
 from fxmem.recording.operators import find_effect
 from fxmem.recording.recorder import Recorder
@@ -59,13 +66,6 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         self.makes_fakes = self.ledger.counts_own = target.device == _HOST
         self.in_model = False
         self._device = target.device
-        self.handlers = [
-            self.run_wrapper,
-            self.run_real,
-            self.run_own,
-            run_marker,
-            self.run_on_fakes,
-        ]
 
     def begin_step(self) -> None:
         super().begin_step()
@@ -223,6 +223,15 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         is_unnamed = storage.category is Category.INPUT and not storage.name
         if is_unnamed or storage.category is Category.TEMPORARY or storage.name == KEPT:
             storage.category, storage.name = Category.INPUT, name
+
+
+ScriptRecorder.handlers = (
+    run_wrapper,
+    ScriptRecorder.run_real,
+    run_own,
+    run_marker,
+    ScriptRecorder.run_on_fakes,
+)
 
 
 def _has_fakes(call: DispatchedCall) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 
@@ -36,16 +36,20 @@ def bind_arguments(
             yield name, value
 
 
+class HasNodes(Protocol):
+    """A log of nodes."""
+
+    nodes: list[Any]
+
+
 class CallLog:
     """Writes down the calls of modules while the model runs, without the modules' own hooks."""
 
-    def __init__(
-        self, find_storages: Callable[[Any], tuple[int, ...]], count_nodes: Callable[[], int]
-    ) -> None:
+    def __init__(self, find_storages: Callable[[Any], tuple[int, ...]], log: HasNodes) -> None:
         self.calls: list[ModuleCall] = []  # those that ended first before others
         self.hidden: set[str] = set()  # modules called within one node, or in the loss
         self._find_storages = find_storages
-        self._count_nodes = count_nodes
+        self._log = log
 
     @contextmanager
     def watch(
@@ -66,14 +70,14 @@ class CallLog:
 
         def see_begin(module: nn.Module, args: Any, kwargs: Any) -> None:
             state = _read_state(module, args, kwargs)
-            begun.append((self._count_nodes(), self._find_storages((args, kwargs)), state))
+            begun.append((len(self._log.nodes), self._find_storages((args, kwargs)), state))
 
         def see_end(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
             start, inputs, before = begun.pop()
             now = _read_state(module, args, kwargs)
             obstacle = "hooks run with it" if has_hooks and is_leaf else ""
             obstacle = next((name for name in now if now[name] != before[name]), obstacle)
-            results, stop = self._find_storages(result), self._count_nodes()
+            results, stop = self._find_storages(result), len(self._log.nodes)
             name = type(module).__name__
             self.calls.append(ModuleCall(fqn, start, stop, inputs, results, obstacle, name))
 

@@ -29,7 +29,7 @@ from fxmem.tracing.conditions import (
     run_within,
 )
 from fxmem.tracing.modules import find_watched
-from fxmem.tracing.nodes import ACCESSORS, Call
+from fxmem.tracing.nodes import ACCESSORS, Call, read_origin
 from fxmem.tracing.sizes import Arithmetic, SizeInt
 
 NODE = "fxmem_node"
@@ -89,10 +89,9 @@ def describe_function(func: Callable[..., Any]) -> tuple[str, Any, str]:
 class GraphBuilder:
     """An FX graph under construction, of a model whose tensors and submodules it refers to."""
 
-    def __init__(self, model: nn.Module, find_origin: Callable[[torch.Tensor], Any]) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.reason = ""  # the first thing that the graph cannot express
         self._model = model
-        self._find_origin = find_origin
         self.graph = fx.Graph()
         self._attributes = {
             id(tensor): name
@@ -224,7 +223,7 @@ class GraphBuilder:
 
     def _convert_tensor(self, tensor: torch.Tensor, where: str) -> Any:
         attribute = self._attributes.get(id(tensor))
-        origin = self._find_origin(tensor)
+        origin = read_origin(tensor)
         if attribute is None and origin is None:  # a tensor that a module has not registered
             attributes = (
                 f"{prefix}.{name}".strip(".")

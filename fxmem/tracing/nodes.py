@@ -73,6 +73,11 @@ class Origin:
     path: tuple[Any, ...] = ()  # keys and indices into the node's result
 
 
+def read_origin(tensor: torch.Tensor) -> Origin | None:
+    """Reads the origin of a tensor in whichever log has it; None for parameters and strangers."""
+    return tensor.__dict__.get(_ORIGIN)
+
+
 class GraphWriter(Protocol):
     """Builds an FX graph of the nodes that a log names."""
 
@@ -125,7 +130,7 @@ class NodeLog:
 
     def find_origin(self, tensor: torch.Tensor) -> Origin | None:
         """Finds the origin of a tensor among the nodes; None for parameters and strangers."""
-        origin: Origin | None = tensor.__dict__.get(_ORIGIN)
+        origin = read_origin(tensor)
         return origin if origin is not None and origin.log == self._number else None
 
     def tag_result(self, result: Any, node: int, fx_node: fx.Node | None = None) -> None:

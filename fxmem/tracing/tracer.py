@@ -32,7 +32,7 @@ from fxmem.source import find_source
 from fxmem.tracing.calls import CallLog
 from fxmem.tracing.fxgraph import GraphBuilder, describe_function
 from fxmem.tracing.modules import CALLED_HOOKS, is_leaf, is_left_out
-from fxmem.tracing.nodes import Call, NodeLog, Origin, TracedNode
+from fxmem.tracing.nodes import Call, NodeLog, TracedNode
 from fxmem.tracing.sizes import make_shape
 from fxmem.tracing.state import ForwardState
 
@@ -96,9 +96,9 @@ class Tracer(torch.overrides.TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.model = model
-        self.calls = CallLog(listener.find_storages, lambda: len(self._log.nodes))
-        self.builder = GraphBuilder(model, self._find_origin) if builds_graph else None
+        self.builder = GraphBuilder(model) if builds_graph else None
         self._log = NodeLog(model, self.builder)
+        self.calls = CallLog(listener.find_storages, self._log)
         self._listener = listener
         self._symbolic_sizes = symbolic_sizes
         self._phase: Phase | None = None  # None where no nodes are made
@@ -159,9 +159,6 @@ class Tracer(torch.overrides.TorchFunctionMode):
             self._give_up(state.find_change())
         return output
 
-    def _find_origin(self, tensor: torch.Tensor) -> Origin | None:
-        return self._log.find_origin(tensor)
-
     def _give_up(self, reason: str) -> None:
         """Notes why no graph can be replayed."""
         if self.builder is not None:
@@ -201,7 +198,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
         self, func: Callable[..., Any], label: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         answer = func(*args, **kwargs)
-        origin = self._find_origin(args[0])
+        origin = self._log.find_origin(args[0])
         if not self._symbolic_sizes or origin is None or isinstance(args[0], nn.Parameter):
             return answer
         if label in ("numel", "nelement"):
@@ -295,8 +292,11 @@ class Tracer(torch.overrides.TorchFunctionMode):
         }
         if group is not None:
             patches[group] = {"pre_forward": traced_gather}
-        with patch(patches), self:
-            yield
+        try:
+            with patch(patches), self:
+                yield
+        finally:
+            self._run_root = None
 
     def _call_module(
         self,

@@ -211,6 +211,9 @@ class Training:
                 if self._traces:
                     mark_traced(error)
                 raise
+            finally:  # cycles would keep the inputs
+                self.optimizer.zero_grad = self._zero_grad
+                self._recorder.before_first = None
         if not self._recorder.operations:
             raise TraceError(
                 "the loop ended before its second step",
