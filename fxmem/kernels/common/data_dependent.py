@@ -29,6 +29,32 @@ _REDUCTIONS = ("none", "mean", "sum")
 """``Reduction`` (aten/src/ATen/core/Reduction.h)."""
 
 
+class _Product(torch.autograd.Function):
+    """``prod_backward``: a zero is looked for; zeros are counted where there is a dimension."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int | None, keepdim: bool) -> Tensor:
+        result = torch.prod(x) if dim is None else torch.prod(x, dim, keepdim)
+        ctx.save_for_backward(x, result)
+        ctx.dim, ctx.keepdim = dim, keepdim
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, result = ctx.saved_tensors
+        if ctx.dim is None and not x.dim():
+            return grad.clone(), None, None
+        if ctx.dim is not None and not ctx.keepdim:
+            grad, result = grad.unsqueeze(ctx.dim), result.unsqueeze(ctx.dim)
+        zeros = torch.eq(x, 0)
+        if ctx.dim is None:
+            del zeros
+        else:
+            count = zeros.sum(ctx.dim, True)
+            count.sum()
+        return grad * (result / x), None, None
+
+
 class _RunningProduct(torch.autograd.Function):
     """``cumprod_backward``: zeros are looked for."""
 
@@ -104,11 +130,21 @@ def _is_differentiated(x: Any) -> bool:
     return isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled()
 
 
-def _run_running_product(function: Function, *args: Any, **kwargs: Any) -> Any:
-    x, dim = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
-    if len(args) + len(kwargs) != 2 or not _is_differentiated(x) or not isinstance(dim, int):
+def _run_product(function: Function, *args: Any, **kwargs: Any) -> Any:
+    given = dict(zip(("dim", "keepdim"), args[1:], strict=False)) | kwargs
+    is_known = len(args) < 4 and given.keys() <= {"dim", "keepdim"}
+    if not is_known or not _is_differentiated(args[0]) or not isinstance(given.get("dim", 0), int):
         return function(*args, **kwargs)
-    return _RunningProduct.apply(x, dim)  # type: ignore[no-untyped-call]
+    dim, keepdim = given.get("dim"), given.get("keepdim", False)
+    return _Product.apply(args[0], dim, keepdim)  # type: ignore[no-untyped-call]
+
+
+def _run_running_product(function: Function, *args: Any, **kwargs: Any) -> Any:
+    dim = args[1] if len(args) == 2 else kwargs.get("dim")
+    is_known = bool(args) and len(args) + len(kwargs) == 2 and isinstance(dim, int)
+    if not is_known or not _is_differentiated(args[0]):
+        return function(*args, **kwargs)
+    return _RunningProduct.apply(args[0], dim)  # type: ignore[no-untyped-call]
 
 
 def _run_extreme(function: Function, *args: Any, **kwargs: Any) -> Any:
@@ -179,9 +215,9 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
 
 
 for _name, _run in (
+    ("prod", _run_product),
     ("cumprod", _run_running_product),
-    ("max", _run_extreme),
-    ("min", _run_extreme),
+    *((name, _run_extreme) for name in ("max", "min", "median", "nanmedian")),
 ):
     for _function in (getattr(torch, _name), getattr(Tensor, _name)):
         ANY.function(_function)(functools.partial(_run, _function))

@@ -1,4 +1,4 @@
-"""The counts of the project's own structure, on a small tree."""
+"""The project's own structure, and how it is counted."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from benchmarks.structure import (
     find_crowded_folders,
     find_long_functions,
 )
+
+
+def test_no_folder_is_crowded_and_no_function_is_long() -> None:
+    assert find_crowded_folders() == find_long_functions() == {}
 
 
 def test_long_functions_and_crowded_folders_are_found(tmp_path: Path) -> None:

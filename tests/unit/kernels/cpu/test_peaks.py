@@ -26,6 +26,7 @@ def weigh(x: Tensor, reduction: str) -> Tensor:
 
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "prod of a number": lambda x: x.sum().prod(),
     "max of two": lambda x: torch.max(x, x * 2),
     "scaled logits": lambda x: F.binary_cross_entropy_with_logits(
         x, torch.ones(SIZES), torch.ones(SIZES), reduction="none"
@@ -36,7 +37,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "one hot": lambda x: F.one_hot(x.argmax(1), 300) * x,
 }
 CATALOGUE = """
-    cumprod cumprod0 max min trace bce_logits_none roll
+    prod prod1 prod_keep cumprod cumprod0 max min trace bce_logits_none roll
     max_pool1d max_pool2d_last max_pool3d max_pool3d_last
     avg_pool2d avg_pool2d_last avg_pool3d avg_pool3d_last
     adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d
@@ -66,6 +67,7 @@ def test_functions_of_the_catalogue(name: str) -> None:
 @pytest.mark.parametrize(
     "function",
     [
+        torch.prod,
         torch.Tensor.max,
         lambda x: x.cumprod(0),
         lambda x: F.binary_cross_entropy_with_logits(x, x.detach() / 2, x.detach()),
