@@ -24,7 +24,7 @@ from fxmem.loading.target import load_target, prepare_targets
 from fxmem.memory.allocator.settings import AllocatorSettings, parse_settings
 from fxmem.parallelism.layout import Layout
 from fxmem.parallelism.process_group import offer_group
-from fxmem.patching import hold_process
+from fxmem.patching import hold_process, leave_recording
 from fxmem.tracing.compiled import NOT_COMPILED
 from fxmem.tracing.conditions import leave_autocast
 from fxmem.tracing.modules import describe_model, remember_model
@@ -209,6 +209,7 @@ def isolate_analysis(
         gpu = options.architecture
     with (
         hold_process(),
+        leave_recording(),
         torch.inference_mode(False),
         torch.enable_grad(),
         leave_autocast(),

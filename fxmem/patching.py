@@ -14,6 +14,9 @@ from fxmem.versions.patches import PATCHES
 _ABSENT = object()
 _LISTED = frozenset((row.owner, name) for row in PATCHES for name in row.names)
 _held = threading.RLock()
+_applied: list[tuple[Any, str, Any, Any]] = []
+"""What is replaced, in order: owner, name, the new value and the one before."""
+_left = 0
 
 
 @contextlib.contextmanager
@@ -57,12 +60,55 @@ def patch(replacements: Mapping[Any, Mapping[str, Any]]) -> Iterator[None]:
                 if path.partition(".")[0] == "torch" and not _is_listed(owner, name):
                     raise LookupError(f"{path}.{name} is not listed in fxmem/versions/patches.py")
                 before = vars(owner).get(name, _ABSENT)
+                _applied.append((owner, name, value, before))
                 setattr(owner, name, value)
-                if before is _ABSENT:
-                    stack.callback(delattr, owner, name)
-                else:
-                    stack.callback(setattr, owner, name, before)
+                stack.callback(_undo_last)
         yield
+
+
+def _undo_last() -> None:
+    owner, name, _, before = _applied.pop()
+    if before is _ABSENT:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, before)
+
+
+@contextlib.contextmanager
+def leave_recording() -> Iterator[None]:
+    """Puts everything back within, and leaves all modes: for an analysis in recorded code.
+
+    The hooks of the recording that stay look at :func:`is_left`.
+    """
+    global _left
+    applied = [*_applied]
+    if not applied:
+        yield
+        return
+    import torch  # which takes a second, and is there where anything is replaced
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    functions: Any = torch.overrides
+    with contextlib.ExitStack() as stack:
+        for _ in range(functions._len_torch_function_stack()):
+            stack.enter_context(functions._pop_mode_temporarily())
+        stack.enter_context(_disable_current_modes())
+        stack.enter_context(torch.enable_grad())
+        while _applied:
+            _undo_last()
+        _left += 1
+        try:
+            yield
+        finally:
+            _left -= 1
+            for owner, name, value, _ in applied:
+                setattr(owner, name, value)
+            _applied.extend(applied)
+
+
+def is_left() -> bool:
+    """Returns whether an analysis runs within recorded code, of which it is no part."""
+    return _left > 0
 
 
 def _is_listed(owner: Any, name: str) -> bool:

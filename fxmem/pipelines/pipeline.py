@@ -18,7 +18,7 @@ SCHEMA_VERSION = 1
 
 
 class Work(str, Enum):
-    """What a stage does with a micro-batch, in the words of ``_ComputationType``."""
+    """The work of a stage on a micro-batch, in the words of ``_ComputationType``."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -36,7 +36,7 @@ class StageAction:
 
 
 Actions = tuple[tuple[int, StageAction | None], ...]
-"""What a rank does, each with the operation that begins it; None after the schedule."""
+"""Actions of a rank, each with the operation that begins it; None after the schedule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class RankMemory(Analysis):
 
     @property
     def action(self) -> StageAction | None:
-        """What runs at the peak; None after the schedule: merging results, the optimizers."""
+        """The action at the peak; None after the schedule: merging results, the optimizers."""
         return self.actions[self._peak_index][1]
 
     @cached_property

@@ -44,7 +44,7 @@ class RankPlace:
 
     @property
     def stages(self) -> int:
-        """How many stages the pipeline has."""
+        """Number of stages in the pipeline."""
         return len(self.metas) - 1
 
 

@@ -195,7 +195,7 @@ class AutogradLog:
 
 
 def is_own_output(maker: Any) -> bool:
-    """Tells whether a tensor with this ``grad_fn`` is saved by the function that made it."""
+    """Returns whether a tensor with this ``grad_fn`` is saved by the function that made it."""
     return maker is not None and maker._sequence_nr() == _get_sequence_nr() - 1
 
 

@@ -95,7 +95,7 @@ def bound_result(
 
 @functools.cache
 def _list_traits(func: Any) -> tuple[bool, bool]:
-    """Tells whether an operator makes views, and whether it is of one element each."""
+    """Returns whether an operator makes views, and whether it is of one element each."""
     is_view = any(result.alias_info is not None for result in func._schema.returns)
     return is_view, torch.Tag.pointwise in func.tags
 
@@ -131,7 +131,7 @@ def _run_corners(
 
 
 def _is_narrow(bounds: Bounds) -> bool:
-    """Tells whether no element may be anything between the least and the most that it is."""
+    """Returns whether no element may be anything between the least and the most that it is."""
     least, most = bounds
     if least is most or least.dtype == torch.bool:
         return True

@@ -106,7 +106,7 @@ _replace_test(torch.isnan, False)
 
 
 def is_index(tensor: Tensor) -> bool:
-    """Tells whether a tensor is small, and of integers or truth values."""
+    """Returns whether a tensor is small, and of integers or truth values."""
     whole = not (tensor.is_floating_point() or tensor.is_complex())
     return whole and tensor.numel() <= MAX_ELEMENTS
 
@@ -236,7 +236,7 @@ def _answer_index(
 
 @functools.cache
 def looks_at_values(func: Any) -> bool:
-    """Tells whether an operator's result depends on values of its arguments, by its tags."""
+    """Returns whether an operator's result depends on values of its arguments, by its tags."""
     return (
         torch.Tag.dynamic_output_shape in func.tags or torch.Tag.data_dependent_output in func.tags
     )

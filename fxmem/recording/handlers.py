@@ -1,4 +1,4 @@
-"""Calls of operators as a recorder sees them, and handlers of those that are not recorded."""
+"""Calls of operators as a recorder sees them, and handlers that keep calls from being recorded."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def run_own(recorder: Recorder, call: DispatchedCall) -> Any:
 
 
 def run_wrapper(recorder: Recorder, call: DispatchedCall) -> Any:
-    """Has a DTensor run the operator on its local tensors."""
+    """Lets a DTensor run the operator on its local tensors."""
     if not any(map(is_wrapper, call.types)):
         return PASS
     recorder.engine.see_wrapper()

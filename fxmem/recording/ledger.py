@@ -113,7 +113,7 @@ class Ledger:
         self.recording, self.is_warming_up = True, False
 
     def is_counted(self, tensor: Tensor) -> bool:
-        """Tells whether a tensor lies on the device."""
+        """Returns whether a tensor lies on the device."""
         on_device = isinstance(tensor, FakeTensor) and tensor.fake_device == self._device
         return self.counts_all or on_device
 
@@ -315,7 +315,7 @@ class Ledger:
             self.change(nbytes)
 
     def release(self, indices: Iterable[int]) -> None:
-        """Frees those of some storages that are alive and on which no tensor lies."""
+        """Frees the given storages that are alive and have no tensor."""
         alive = {*self._live.values()}
         sizes = [(index, self.storages[index].nbytes) for index in indices if index in alive]
         self.repeat((), [(index, -nbytes, self.operation) for index, nbytes in sizes])
@@ -392,7 +392,7 @@ class UserReferences:
         self._watched[key] = storage, weakref.ref(tensor, see_end)
 
     def includes(self, tensor: Tensor) -> bool:
-        """Tells whether a node returned a tensor, or the base that it is a view of and so keeps."""
+        """Returns whether a node returned a tensor, or the base of which the tensor is a view."""
         if id(tensor) in self._watched:
             return True
         return tensor._is_view() and id(tensor._base) in self._watched

@@ -13,7 +13,7 @@ from torch import Tensor
 from fxmem.fakes.containers import iterate_tensors
 from fxmem.fakes.values import keep_value
 from fxmem.graph import RESIDENT
-from fxmem.patching import patch
+from fxmem.patching import is_left, patch
 from fxmem.recording.autograd import is_own_output
 from fxmem.recording.ledger import NO_STORAGE
 from fxmem.recording.recorder import Recorder
@@ -54,6 +54,8 @@ def hook_saves(recorder: Recorder) -> Any:
 
 def _pack(recorder: Recorder, tensor: Tensor) -> Tensor:
     """Records a tensor that autograd saves, and returns the tensor that it is to keep."""
+    if is_left():
+        return tensor.detach() if is_own_output(tensor.grad_fn) else tensor
     with torch._C.DisableTorchFunction():
         maker, node = tensor.grad_fn, recorder.node
         is_recomputed = recorder.may_recompute(torch._C._current_autograd_node())

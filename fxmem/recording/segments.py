@@ -29,7 +29,7 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What was recorded between two marks.
+    """A part of a recording, between two marks.
 
     Attributes:
         start: The first mark.

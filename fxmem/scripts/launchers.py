@@ -42,7 +42,7 @@ _ASKERS: dict[str, Callable[[Mapping[str, Any]], int | None]] = {
     "_sanitize_gpu_ids": lambda values: 1 + max(values["gpus"], default=0),  # of Lightning
     "_validate_launch_command": lambda values: values["args"].num_processes,  # of accelerate
 }
-"""Functions that look for the GPUs that they are told to use, and how many those are."""
+"""Functions that look for the GPUs that they are told to use, and for their number."""
 _MOST_FRAMES = 8
 
 

@@ -89,7 +89,7 @@ class MicroBatch:
 
 
 class MicroBatches:
-    """Leaves out calls of models that would be recorded like those before.
+    """Leaves out calls of models that would be recorded like the calls before.
 
     Args:
         recorder: Records the operators.

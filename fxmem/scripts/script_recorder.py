@@ -141,7 +141,7 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
                 self.runner.hints = hints
 
     def _makes_fake(self, func: Any, tensors: list[Tensor], kwargs: dict[str, Any]) -> bool:
-        """Tells whether an operator of no fake tensor makes one, as factories and moves do."""
+        """Returns whether an operator of no fake tensor makes one, as factories and moves do."""
         if not self.makes_fakes:
             return bool(kwargs.get("device") == self._device)
         # Whole numbers stay real: scripts index their data with them.

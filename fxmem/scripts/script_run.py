@@ -29,7 +29,7 @@ class Read:
 
 @dataclass
 class Progress:
-    """How far a script is, for those who ask while it runs."""
+    """The progress of a script, to be read while it runs."""
 
     describe: Callable[[], str] = str
 

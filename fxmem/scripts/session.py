@@ -34,7 +34,7 @@ from fxmem.loading.building import silence_fake_kernels
 from fxmem.memory.allocator.heap import DeviceMemory
 from fxmem.memory.allocator.meter import AllocatorMeter
 from fxmem.parallelism.process_group import offer_group, run_outside_modes
-from fxmem.patching import hold_process, patch
+from fxmem.patching import hold_process, is_left, patch
 from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.engine import watch_engine
 from fxmem.recording.saves import hook_saves, watch_saved
@@ -53,7 +53,7 @@ from fxmem.training.step import note_assumptions
 from fxmem.versions.release import check_release
 
 _MOST_STEPS = 100
-"""Steps of one optimizer after which those that have not stepped are not waited for.
+"""Steps of one optimizer after which optimizers that have not stepped are not waited for.
 
 A critic takes up to 100 steps to one of its generator; layers that are trained one after the other
 have an optimizer each.
@@ -345,6 +345,8 @@ class Session:
         return result
 
     def _begin_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        if is_left():
+            return None
         self._begin()
         self._phases.append(Phase.OPTIMIZER)
         self._recorder.set_phase(Phase.OPTIMIZER)
@@ -362,6 +364,8 @@ class Session:
         return args, {**kwargs, "closure": run_closure}
 
     def _end_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if is_left():
+            return
         self._phases.pop()
         self._recorder.set_phase(self._phases[-1])
         self._tracer._opaque_depth -= 1

@@ -158,7 +158,7 @@ class Blueprint:
         return make_graph_module(analysis)
 
     def is_hinted(self, graph: fx.Graph) -> bool:
-        """Tells whether other sizes lead to another graph, with the fake mode active."""
+        """Returns whether other sizes lead to another graph, with the fake mode active."""
         calls = [*list_calls(graph)]
         for hints in self.options.hints.vary():
             try:
@@ -171,7 +171,7 @@ class Blueprint:
 
     @contextlib.contextmanager
     def _replace_functions(self) -> Iterator[None]:
-        """Has functions of PyTorch answer as the target would, on fake tensors."""
+        """Lets functions of PyTorch answer as the target would, on fake tensors."""
         with (
             translate_devices(self.options.target.device, self.named_devices),
             replace_converted(),

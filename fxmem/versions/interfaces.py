@@ -57,8 +57,8 @@ INTERFACES = (
     ),
     _list(
         "torch.overrides",
-        "_get_current_function_mode_stack",
-        "enter the modes of a script in its threads",
+        "_get_current_function_mode_stack _len_torch_function_stack _pop_mode_temporarily",
+        "enter the modes of a script in its threads, and leave them for an analysis within",
         "pass each mode on by hand",
     ),
     _list(

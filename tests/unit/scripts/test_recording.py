@@ -120,3 +120,24 @@ def test_analyses_in_threads_wait_for_each_other() -> None:
         thread.join()
     assert found == {width: measure(width) for width in widths}
     assert nn.Linear(2, 2)(torch.ones(1, 2)).shape == (1, 2)
+
+
+def test_an_analysis_in_recorded_code_is_no_part_of_it() -> None:
+    def record(analyzes: bool) -> tuple[list[int], list[int]]:
+        peaks = []
+        with fxmem.record(gpu="h100", steps=2) as recording:
+            model = make_model().cuda()
+            optimizer = torch.optim.AdamW(model.parameters())
+            for x in draw_batches():
+                loss = model(x).square().mean()
+                loss.backward()
+                if analyzes:
+                    peaks.append(fxmem.analyze(make_model(), "32x64", optimizer="adam").peak_bytes)
+                optimizer.step()
+                optimizer.zero_grad()
+        return [step.peak_bytes for step in recording.steps], peaks
+
+    alone = fxmem.analyze(make_model(), "32x64", optimizer="adam").peak_bytes
+    steps, peaks = record(True)
+    assert steps == record(False)[0]
+    assert set(peaks) == {alone}
