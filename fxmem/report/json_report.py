@@ -28,7 +28,7 @@ from fxmem.memory.module_tree import SUMS
 if TYPE_CHECKING:
     from fxmem.analysis import Analysis
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _Record = TypeVar("_Record")
 _PEAKS = (
     *("peak_bytes", "reserved_bytes", "requested_bytes", "fragmentation_bytes"),

@@ -180,7 +180,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if self._opaque_depth or self._phase is None:
+        if self._phase is None or self._opaque_depth:
             return func(*args, **kwargs)
         if func is torch.Tensor.backward:
             with self.be_silent():
@@ -252,7 +252,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
 
         def traced_apply(function: Any, *args: Any, **kwargs: Any) -> Any:
             run = apply.__get__(None, function)
-            if self._opaque_depth or self._phase is None:
+            if self._phase is None or self._opaque_depth:
                 return run(*args, **kwargs)
             is_reentrant = function is checkpointing.CheckpointFunction
             label = "checkpoint" if is_reentrant else function.__name__
@@ -260,7 +260,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
             return self._run_node(Call("call_function", run, label, scope, run, args, kwargs))
 
         def traced_segment(run: Callable[..., Any], *inputs: Any) -> Any:
-            if self._opaque_depth or self._phase is None:
+            if self._phase is None or self._opaque_depth:
                 return run(*inputs)
             self._give_up(_REGION)
             target, scope = checkpointing.checkpoint, self._scopes[-1]
@@ -276,7 +276,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
         gather: Any = getattr(group, "pre_forward", None)
 
         def traced_gather(*arguments: Any) -> Any:
-            if self._opaque_depth or self._phase is None:
+            if self._phase is None or self._opaque_depth:
                 return gather(*arguments)
             run = functools.partial(gather, *arguments[:2])  # the group and its module
             scope = self._scopes[-1]
@@ -356,7 +356,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
         which is where its result is found.
         """
         steps = generator(*arguments, **kwargs)
-        if self._opaque_depth or self._phase is None:
+        if self._phase is None or self._opaque_depth:
             yield from steps
             return
         index, fqn = len(self.nodes), self._scopes[-1]

@@ -63,7 +63,7 @@ class TestResult:
             ("peak.log", "Peak 30.00 MiB in backward of block.relu, net.py:12\nnets/net.py:Net; "),
             ("peak.md", "### Peak 30.00 MiB in backward of block.relu, net.py:12\n\nnets/"),
             ("peak.csv", "over the step,total\nparameters,"),
-            ("peak.json", '{\n  "schema_version": 1,'),
+            ("peak.json", '{\n  "schema_version": 2,'),
             ("peak.HTML", "<!doctype html>\n<html"),
             ("peak.svg", "<?xml "),
         ],

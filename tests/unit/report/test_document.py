@@ -111,7 +111,7 @@ def test_another_version_is_refused() -> None:
     with pytest.raises(UsageError) as caught:
         Analysis.from_json(json.dumps({**make_analysis().to_dict(), "schema_version": 9}))
     assert str(caught.value) == (
-        "the report has version 9; this fxmem reads 1 (write it again with fxmem analyze --json)"
+        "the report has version 9; this fxmem reads 2 (write it again with fxmem analyze --json)"
     )
 
 
