@@ -127,11 +127,6 @@ def _resolve_style(analysis: Analysis, style: str | None) -> str:
             f"this model's graph cannot be rewritten: {analysis.setup.frontend_reason}",
             hint="style='modules'",
         )
-    if analysis.setup.window:
-        raise UsageError(
-            "a plan is for a model, and this is a step of a script",
-            hint="fxmem.analyze(model, inputs) for the script's model",
-        )
     if analysis.setup.mode != "train":
         raise UsageError("inference saves nothing that could be recomputed", hint="mode='train'")
     if analysis.setup.loop.retain_graph:
@@ -212,6 +207,11 @@ def check_analysis(analysis: object) -> None:
         raise UsageError(
             "a plan is for a model, and this is a rank of a pipeline",
             hint="fxmem.analyze(stage, inputs) for the model of a stage",
+        )
+    if analysis.setup.window:
+        raise UsageError(
+            "a plan is for a model, and this is a step of a script",
+            hint="fxmem.analyze(model, inputs) for the script's model",
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 from collections.abc import Sequence
 
 import torch
@@ -22,7 +23,7 @@ LINEAR_ALGEBRA = (
     "linalg_cholesky_ex", "linalg_lu", "linalg_lu_factor_ex", "linalg_ldl_factor_ex",
     "linalg_inv_ex", "_linalg_det", "_linalg_slogdet", "_linalg_solve_ex",
     "linalg_solve_triangular", "linalg_lstsq", "linalg_householder_product", "cholesky_solve",
-    "cholesky_inverse", "triangular_solve", "lu_unpack", "ormqr", "geqrf", "linalg_matrix_exp",
+    "cholesky_inverse", "triangular_solve", "lu_unpack", "ormqr", "geqrf",
 )  # fmt: skip
 """Decompositions and solvers, whose libraries take workspaces that PyTorch does not state."""
 
@@ -156,6 +157,24 @@ def _product_bytes(left: Tensor, right: Tensor) -> int:
         is_taken = _is_blas_matrix(x.shape, x.stride())
         operands.append((tuple(x.shape), tuple(x.stride()) if is_taken else (x.shape[1], 1)))
     return copies + _matmul_scratchpad_bytes(*operands, left.dtype, torch.get_num_threads())
+
+
+@CPU.workspace("linalg_matrix_exp")
+def _exponential(call: OperatorCall) -> int:
+    """LinearAlgebra.cpp, ``mexp_impl`` and ``compute_T18``: of ``parametrizations.orthogonal``.
+
+    Scaled matrices, five powers of each and five combinations of those, beside norms and scales.
+    A single matrix is told by its norm how many powers it needs, and then copied: it is taken to
+    need the most.
+    """
+    x = call.tensor(0)
+    count = math.prod(x.shape[:-2])
+    if x.shape[-1] <= 1 or not count:
+        return 0
+    real_bytes = x.dtype.to_real().itemsize
+    if count > 1:
+        return 10 * size_bytes(x) + 3 * count * real_bytes
+    return 12 * size_bytes(x) + 4 * real_bytes + 8
 
 
 @CPU.workspace("mv")

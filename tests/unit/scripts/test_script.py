@@ -101,7 +101,7 @@ def write(tmp_path: Path) -> Write:
 def test_a_script_with_every_habit_runs_unchanged(write: Write, tmp_path: Path) -> None:
     script, saved = write(EVERY_HABIT), tmp_path / "model.pt"
     run = fxmem.run(str(script), [str(saved)], gpu="rtx4090")
-    assert [step.setup.inputs for step in run.steps] == [("step 1",), ("step 2",), ("step 3",)]
+    assert [step.setup.window for step in run.steps] == ["step 1", "step 2", "step 3"]
     assert run.steps[1].peak_bytes == run.steps[2].peak_bytes == run.largest.peak_bytes
     assert run.steps[0].peak_bytes < run.largest.peak_bytes  # the optimizer's state came with it
     lines = {read.source.line: read for read in run.reads}
@@ -353,7 +353,7 @@ def test_evaluation_alone_is_one_step(write: Write) -> None:
         print(output, output.tolist()[0][0], output.cpu().numpy().mean())
     """)
     run = fxmem.run(str(script))
-    assert [step.setup.inputs for step in run.steps] == [("step 1",)]
+    assert [step.setup.window for step in run.steps] == ["step 1"]
     assert run.largest.peak.phase is Phase.FORWARD
     assert run.largest.setup.optimizer is None
 
@@ -391,7 +391,7 @@ def test_parameters_updated_by_hand_end_a_step_with_backward(write: Write) -> No
                     parameter.add_(parameter.grad, alpha=-0.1)
     """)
     run = fxmem.run(str(script))
-    assert [step.setup.inputs for step in run.steps] == [("step 1",), ("step 2",), ("step 3",)]
+    assert [step.setup.window for step in run.steps] == ["step 1", "step 2", "step 3"]
     assert run.steps[1].peak_bytes == run.steps[2].peak_bytes
 
 

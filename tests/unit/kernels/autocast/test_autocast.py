@@ -210,7 +210,10 @@ def test_a_decorated_function_is_believed_when_it_is_loaded(tmp_path: Path) -> N
 @pytest.mark.parametrize(("autocast", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16")])
 def test_a_step_may_be_autocast_as_a_whole(autocast: str, dtype: str) -> None:
     analysis = analyze(nn.Linear(8, 4), ("16x8",), device="cuda", autocast=autocast)
-    assert [(s.shape, s.dtype) for s in analysis.saved] == [((16, 8), dtype)]
+    saved = [(s.shape, s.dtype) for s in analysis.saved]
+    assert saved[0] == ((16, 8), dtype)
+    # The scale of float16, by which backward multiplies the loss's gradient.
+    assert saved[1:] == ([((), "float32")] if autocast == "fp16" else [])
 
 
 def test_nothing_stays() -> None:
