@@ -78,7 +78,7 @@ def _undo_last() -> None:
 def leave_recording() -> Iterator[None]:
     """Puts everything back within, and leaves all modes: for an analysis in recorded code.
 
-    The hooks of the recording that stay look at :func:`is_left`.
+    Hooks of the recording that stay see by :func:`count_left` that theirs is not the innermost.
     """
     global _left
     applied = [*_applied]
@@ -106,9 +106,9 @@ def leave_recording() -> Iterator[None]:
             _applied.extend(applied)
 
 
-def is_left() -> bool:
-    """Returns whether an analysis runs within recorded code, of which it is no part."""
-    return _left > 0
+def count_left() -> int:
+    """Counts the recordings that are left for an analysis within them."""
+    return _left
 
 
 def _is_listed(owner: Any, name: str) -> bool:

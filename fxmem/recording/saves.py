@@ -13,7 +13,7 @@ from torch import Tensor
 from fxmem.fakes.containers import iterate_tensors
 from fxmem.fakes.values import keep_value
 from fxmem.graph import RESIDENT
-from fxmem.patching import is_left, patch
+from fxmem.patching import count_left, patch
 from fxmem.recording.autograd import is_own_output
 from fxmem.recording.ledger import NO_STORAGE
 from fxmem.recording.recorder import Recorder
@@ -39,7 +39,7 @@ def watch_saved(recorder: Recorder) -> Iterator[None]:
         finally:
             if is_outermost:
                 _saving._push_saved_tensors_default_hooks(
-                    functools.partial(_pack, recorder), _unpack
+                    functools.partial(_pack, recorder, count_left()), _unpack
                 )
 
     replaced = {torch.autograd.graph: {"disable_saved_tensors_hooks": disable_hooks}}
@@ -49,12 +49,14 @@ def watch_saved(recorder: Recorder) -> Iterator[None]:
 
 def hook_saves(recorder: Recorder) -> Any:
     """Makes a context in which what autograd saves is recorded, for this thread."""
-    return torch.autograd.graph.saved_tensors_hooks(functools.partial(_pack, recorder), _unpack)
+    return torch.autograd.graph.saved_tensors_hooks(
+        functools.partial(_pack, recorder, count_left()), _unpack
+    )
 
 
-def _pack(recorder: Recorder, tensor: Tensor) -> Tensor:
+def _pack(recorder: Recorder, left: int, tensor: Tensor) -> Tensor:
     """Records a tensor that autograd saves, and returns the tensor that it is to keep."""
-    if is_left():
+    if count_left() > left:  # of an analysis within the recorded code
         return tensor.detach() if is_own_output(tensor.grad_fn) else tensor
     with torch._C.DisableTorchFunction():
         maker, node = tensor.grad_fn, recorder.node

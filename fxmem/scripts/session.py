@@ -34,7 +34,7 @@ from fxmem.loading.building import silence_fake_kernels
 from fxmem.memory.allocator.heap import DeviceMemory
 from fxmem.memory.allocator.meter import AllocatorMeter
 from fxmem.parallelism.process_group import offer_group, run_outside_modes
-from fxmem.patching import hold_process, is_left, patch
+from fxmem.patching import count_left, hold_process, patch
 from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.engine import watch_engine
 from fxmem.recording.saves import hook_saves, watch_saved
@@ -92,6 +92,7 @@ class Session:
         if steps is not None and steps < 1:
             raise UsageError(f"--steps must be 1 or more, got {steps}")
         self.windows: list[Analysis] = []
+        self._left = count_left()
         self._options = options
         self._steps = steps
         self._launcher = launcher
@@ -345,7 +346,7 @@ class Session:
         return result
 
     def _begin_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        if is_left():
+        if count_left() > self._left:
             return None
         self._begin()
         self._phases.append(Phase.OPTIMIZER)
@@ -364,7 +365,7 @@ class Session:
         return args, {**kwargs, "closure": run_closure}
 
     def _end_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if is_left():
+        if count_left() > self._left:
             return
         self._phases.pop()
         self._recorder.set_phase(self._phases[-1])

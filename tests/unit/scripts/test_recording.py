@@ -123,8 +123,8 @@ def test_analyses_in_threads_wait_for_each_other() -> None:
 
 
 def test_an_analysis_in_recorded_code_is_no_part_of_it() -> None:
-    def record(analyzes: bool) -> tuple[list[int], list[int]]:
-        peaks = []
+    def record(analyzes: bool) -> tuple[list[int], list[tuple[int, int]]]:
+        found = []
         with fxmem.record(gpu="h100", steps=2) as recording:
             model = make_model().cuda()
             optimizer = torch.optim.AdamW(model.parameters())
@@ -132,12 +132,13 @@ def test_an_analysis_in_recorded_code_is_no_part_of_it() -> None:
                 loss = model(x).square().mean()
                 loss.backward()
                 if analyzes:
-                    peaks.append(fxmem.analyze(make_model(), "32x64", optimizer="adam").peak_bytes)
+                    within = fxmem.analyze(make_model(), "32x64", optimizer="adam")
+                    found.append((within.peak_bytes, within.saved_bytes))
                 optimizer.step()
                 optimizer.zero_grad()
-        return [step.peak_bytes for step in recording.steps], peaks
+        return [step.peak_bytes for step in recording.steps], found
 
-    alone = fxmem.analyze(make_model(), "32x64", optimizer="adam").peak_bytes
-    steps, peaks = record(True)
+    alone = fxmem.analyze(make_model(), "32x64", optimizer="adam")
+    steps, found = record(True)
     assert steps == record(False)[0]
-    assert set(peaks) == {alone}
+    assert set(found) == {(alone.peak_bytes, alone.saved_bytes)}
