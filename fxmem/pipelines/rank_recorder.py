@@ -23,7 +23,7 @@ from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.recorder import Recorder
 from fxmem.recording.size_hints import SizeHints
 from fxmem.tracing.tracer import Tracer
-from fxmem.training.residents import NamedInputs, label_gradients, label_states
+from fxmem.training.residents import NamedInputs, label_gradients
 from fxmem.training.step import imitate_target, lay_out, note_assumptions
 from fxmem.training.training import Step, Training
 
@@ -296,8 +296,6 @@ class _RankTraining(Training):
     def _label_residents(self) -> None:
         super()._label_residents()
         self.recorder.label(self._targets, Category.INPUT, "target")
-        for optimizer in self._optimizers:
-            label_states(self.recorder, self.model, optimizer)
         for stage in self._stages:
             for received, category in (
                 (stage.args_recv_info, Category.INPUT),

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 
 from fxmem.errors import TraceError
@@ -39,6 +40,7 @@ from fxmem.training.residents import (
     iterate_held,
     label_gradients,
     label_residents,
+    label_states,
 )
 
 _T = TypeVar("_T")
@@ -101,6 +103,7 @@ class Training:
         self._recorder = recorder
         self._tracer = tracer
         self._target: Any = None  # of a named loss
+        self._stepped: dict[int, Any] = {}  # optimizers, by their ids
         self._first_change = ""
         self._warmed_up = 0
         self._phase = Phase.FORWARD
@@ -204,6 +207,8 @@ class Training:
         allocate_model(self._recorder, self.model)
         self._label_residents()
         watching = watch_engine(self._begin_backward, self._run_engine)
+        # The loop may make optimizers of its own.
+        handle = register_optimizer_step_post_hook(self._see_optimizer)
         with self._tracer.trace(self._run_model), watching:
             try:
                 self._step.loop(self)
@@ -212,6 +217,7 @@ class Training:
                     mark_traced(error)
                 raise
             finally:  # cycles would keep the inputs
+                handle.remove()
                 self.optimizer.zero_grad = self._zero_grad
                 self._recorder.before_first = None
         if not self._recorder.operations:
@@ -306,7 +312,12 @@ class Training:
             self._set_phase(Phase.LOSS)  # of gradients themselves, as a penalty's
         return result
 
+    def _see_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        self._stepped[id(optimizer)] = optimizer
+
     def _label_residents(self) -> None:
+        for optimizer in self._stepped.values():
+            label_states(self._recorder, self.model, optimizer)
         label_residents(
             self._recorder,
             self.model,

@@ -89,6 +89,16 @@ def test_a_loop_may_be_named_by_its_file(tmp_path: Path) -> None:
         "        training.optimizer.step()\n"
         "        training.optimizer.step()\n"
     )
+    path.write_text(
+        path.read_text() + "def make_own(training):\n"
+        "    import torch\n"
+        "    own = torch.optim.Adam(training.model.parameters())\n"
+        "    for batch in training.batches():\n"
+        "        own.zero_grad()\n"
+        "        training.loss(training.model(*batch.args)).backward()\n"
+        "        own.step()\n"
+    )
+    own = fxmem.analyze(nn.Linear(4, 2), "3x4", device="cpu", loss="mse", loop=f"{path}:make_own")
     once = fxmem.analyze(nn.Linear(4, 2), "3x4", **OPTIONS).graph
     twice = fxmem.analyze(nn.Linear(4, 2), "3x4", **OPTIONS, loop=f"{path}:step_twice").graph
 
@@ -96,3 +106,5 @@ def test_a_loop_may_be_named_by_its_file(tmp_path: Path) -> None:
         return sum(operation.phase.name == "OPTIMIZER" for operation in graph.operations)
 
     assert count(twice) == 2 * count(once) > 0
+    states = fxmem.analyze(nn.Linear(4, 2), "3x4", **OPTIONS).optimizer_state_bytes
+    assert own.optimizer_state_bytes == states > 0
