@@ -16,6 +16,8 @@ _LISTED = frozenset((row.owner, name) for row in PATCHES for name in row.names)
 _held = threading.RLock()
 _applied: list[tuple[Any, str, Any, Any]] = []
 """What is replaced, in order: owner, name, the new value and the one before."""
+_marks: list[int] = []
+"""For each time that the process is held: how much was replaced before."""
 _left = 0
 
 
@@ -28,9 +30,11 @@ def hold_process() -> Iterator[None]:
     with _held:
         enabled = gc.isenabled()
         gc.disable()
+        _marks.append(len(_applied))
         try:
             yield
         finally:
+            _marks.pop()
             if enabled:
                 gc.enable()
 
@@ -76,12 +80,15 @@ def _undo_last() -> None:
 
 @contextlib.contextmanager
 def leave_recording() -> Iterator[None]:
-    """Puts everything back within, and leaves all modes: for an analysis in recorded code.
+    """Undoes what a recording replaced, and leaves all modes: for an analysis in recorded code.
+
+    To be entered within the analysis's own :func:`hold_process`.
 
     Hooks of the recording that stay see by :func:`count_left` that theirs is not the innermost.
     """
     global _left
-    applied = [*_applied]
+    first = _marks[0]
+    applied = _applied[first:]
     if not applied:
         yield
         return
@@ -94,7 +101,7 @@ def leave_recording() -> Iterator[None]:
             stack.enter_context(functions._pop_mode_temporarily())
         stack.enter_context(_disable_current_modes())
         stack.enter_context(torch.enable_grad())
-        while _applied:
+        while len(_applied) > first:
             _undo_last()
         _left += 1
         try:
