@@ -157,6 +157,7 @@ def fabric(
     accumulate: int = 1,
     outputs: str = "step",
     set_to_none: bool = True,
+    clip_grad: bool = False,
 ) -> None:
     """Trains as a plain loop with ``lightning.Fabric``; settings as those of :func:`plain`.
 
@@ -178,6 +179,9 @@ def fabric(
             del output
         scaler.scale(loss).backward()
         if batch.is_last:
+            if clip_grad:
+                scaler.unscale_(optimizer)
+                training.hold("norm of gradients", clip_gradients(model))
             scaler.step(optimizer)
             scaler.update()
 

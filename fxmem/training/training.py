@@ -106,7 +106,6 @@ class Training:
         self._stepped: dict[int, Any] = {}  # optimizers, by their ids
         self._first_change = ""
         self._warmed_up = 0
-        self._phase = Phase.FORWARD
         self._is_last = False  # the last micro-batch of a step runs
         self._traces = False  # and its nodes are wanted
         self._is_called = False  # the model was, since the step began
@@ -257,7 +256,6 @@ class Training:
             self._recorder.before_first = self._begin_step
 
     def _set_phase(self, phase: Phase) -> None:
-        self._phase = phase
         self._recorder.set_phase(phase)
         is_traced = self._traces and phase in (Phase.FORWARD, Phase.LOSS)
         self._tracer.set_phase(phase if is_traced else None)
