@@ -103,9 +103,9 @@ def measure_script(path: str, arguments: list[str], steps: int) -> list[int]:
 
 def predict_script(path: str, arguments: list[str], steps: int, device: str) -> list[int]:
     """Records the steps of a script, and returns their peaks in bytes."""
-    from fxmem.scripts.script import run_script
+    import fxmem
 
-    run = run_script(path, arguments, steps=steps, device=device)
+    run = fxmem.run(path, arguments, steps=steps, device=device)
     return [step.peak_bytes for step in run.steps]
 
 

@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import fxmem.advice.finders  # noqa: F401 - registers the findings
 from fxmem.analysis import Analysis
-from fxmem.api import (
-    advise,
-    analyze,
-    apply,
-    auto,
-    diff,
-    fit,
-    max_batch,
-    pareto,
-    pipeline,
-    plan,
-    record,
-    register_finding,
-    register_format,
-    register_workspace,
-    render,
-    run,
-    unapply,
-    verify,
-)
 from fxmem.batching.record import MaxBatch
-from fxmem.comparison.comparison import Comparison
+from fxmem.comparison.comparison import Comparison, diff
 from fxmem.errors import (
     DataDependentError,
     FxmemError,
@@ -34,15 +18,30 @@ from fxmem.errors import (
     TraceError,
     UsageError,
 )
-from fxmem.finding import Finding
+from fxmem.finding import Finding, register_finding
 from fxmem.fitting.record import Fitting
 from fxmem.graph import Category, Phase
 from fxmem.loop import Loop
 from fxmem.pipelines.pipeline import Pipeline
 from fxmem.planning.plan import Plan
+from fxmem.report.formats import register_format, render
 from fxmem.scripts.script_run import ScriptRun
 from fxmem.specs import TensorSpec
 from fxmem.verifying.verification import Verification
+
+if TYPE_CHECKING:
+    from fxmem.advice.advising import advise
+    from fxmem.analyzing import analyze
+    from fxmem.applying.applying import apply
+    from fxmem.applying.auto import auto, unapply
+    from fxmem.applying.plan_search import pareto, plan
+    from fxmem.batching.search import max_batch
+    from fxmem.fitting.search import fit
+    from fxmem.kernels.extensions import register_workspace
+    from fxmem.pipelines.pipelining import pipeline
+    from fxmem.scripts.recording import record
+    from fxmem.scripts.script import run
+    from fxmem.verifying.proof import verify
 
 __version__ = "0.1.0"
 __all__ = [
@@ -86,3 +85,26 @@ __all__ = [
     "unapply",
     "verify",
 ]
+_FUNCTIONS = {
+    "advise": "advice.advising",
+    "analyze": "analyzing",
+    "apply": "applying.applying",
+    "auto": "applying.auto",
+    "fit": "fitting.search",
+    "max_batch": "batching.search",
+    "pareto": "applying.plan_search",
+    "pipeline": "pipelines.pipelining",
+    "plan": "applying.plan_search",
+    "record": "scripts.recording",
+    "register_workspace": "kernels.extensions",
+    "run": "scripts.script",
+    "unapply": "applying.auto",
+    "verify": "verifying.proof",
+}
+"""Modules of functions that need torch, which takes more than a second to import."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FUNCTIONS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_FUNCTIONS[name]}"), name)

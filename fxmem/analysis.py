@@ -37,7 +37,7 @@ from fxmem.report.formats import (
     draw_picture,
     encode,
     render,
-    write_file,
+    render_as,
 )
 from fxmem.report.json_report import (
     list_values,
@@ -390,14 +390,14 @@ class Analysis(Result):
         """Draws views of the step as SVG, as far as the programs are installed."""
         for view in views:
             with contextlib.suppress(UsageError):
-                yield view, encode(render(self, "svg", RenderOptions(view, **options)))
+                yield view, encode(render_as(self, "svg", RenderOptions(view, **options)))
 
     def draw_pictures(self) -> Iterator[tuple[str, bytes]]:
         return self.draw([TIMELINE, GRAPH])
 
     def render(self, path: str | os.PathLike[str], **options: Any) -> None:
         """Draws a picture of the step: :func:`fxmem.render`, with its arguments."""
-        write_file(self, path, RenderOptions(**options))
+        render(self, path, **options)
 
     def to_graphviz(
         self, *, depth: int | None = None, expand: bool = False, plan: Plan | None = None

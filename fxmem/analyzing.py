@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 
 from fxmem.analysis import Analysis, Setup
-from fxmem.errors import DataDependentError, TraceError, UsageError
+from fxmem.errors import DataDependentError, TraceError
 from fxmem.fakes.devices import translate_devices
 from fxmem.fakes.fake_mode import describe_inputs, make_fake_mode
 from fxmem.fakes.swapping import restore_user_state
@@ -21,59 +21,171 @@ from fxmem.kernels.cuda.present_gpu import show_gpu
 from fxmem.loading.building import silence_fake_kernels
 from fxmem.loading.inputs import check_inputs, check_model, gather_inputs
 from fxmem.loading.target import load_target, prepare_targets
-from fxmem.memory.allocator.settings import AllocatorSettings, parse_settings
-from fxmem.parallelism.layout import Layout
+from fxmem.parallelism.layout import Layout, ParallelizeChoice, resolve_layout
 from fxmem.parallelism.process_group import offer_group
 from fxmem.patching import hold_process, leave_recording
+from fxmem.recording.size_hints import SizeHint
 from fxmem.tracing.compiled import NOT_COMPILED
 from fxmem.tracing.conditions import leave_autocast
 from fxmem.tracing.modules import describe_model, remember_model
 from fxmem.tracing.state import save_random_states
 from fxmem.training.blueprint import Blueprint
 from fxmem.training.failures import is_traced
+from fxmem.training.loops import LoopChoice, resolve_loop
 from fxmem.training.losses import resolve_loss
 from fxmem.training.optimizers import resolve_optimizer
 from fxmem.training.options import (
+    DtypeChoice,
     LossChoice,
     OptimizerChoice,
     Options,
     check_choices,
+    check_mode,
     load_choice,
     name_choice,
-    resolve_options,
+    resolve_autocast,
+    resolve_device,
+    resolve_dtype,
+    resolve_frontend,
 )
 from fxmem.training.step import Recording
 from fxmem.units import format_bytes
 from fxmem.versions.release import check_release
 
 
-def analyze_model(
+def analyze(
     model: nn.Module | str,
     args: Any = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
+    mode: str = "train",
+    inference_mode: bool = False,
+    device: str | torch.device = "cuda",
+    gpu: str | None = None,
+    attention: str | None = None,
+    dtype: DtypeChoice = None,
+    autocast: DtypeChoice = None,
     optimizer: OptimizerChoice = None,
     loss: LossChoice = None,
+    loop: LoopChoice = "plain",
+    accumulate: int | None = None,
+    set_to_none: bool | None = None,
+    hold_outputs: bool | None = None,
     alloc_conf: str | None = None,
-    **options: Any,
+    frontend: str | None = None,
+    size_hint: SizeHint = None,
+    mesh: Mapping[str, int] | None = None,
+    parallelize: ParallelizeChoice = None,
+    rank: int | str = 0,
 ) -> Analysis:
-    """Records a step of a model and describes it: :func:`fxmem.analyze`, with its arguments.
+    """Measures the memory of a step of a model: its peak, and what is alive there.
 
-    The other options are of :func:`fxmem.training.options.resolve_options`.
+    The step runs twice on fake tensors, which have no memory, and the second run is reported:
+    ``zero_grad(set_to_none=True)``, forward, loss, backward, ``optimizer.step()``, in the order
+    of the training loop.
+
+    Args:
+        model: A module with real, meta or fake parameters, which is left unchanged; or a TARGET
+            such as ``"module:Model"``, which is built without allocating its parameters.
+        args: Positional inputs, in a tuple: tensors, :class:`fxmem.TensorSpec` or
+            ``"8x3x224x224:bf16"``. A single input needs no tuple.
+        kwargs: Keyword inputs, of the same kinds.
+        mode: ``"train"``, or ``"infer"`` for ``eval()`` under ``no_grad()``.
+        inference_mode: With ``mode="infer"``, run under ``torch.inference_mode()`` instead, where
+            autocast keeps no casts of weights.
+        device: Target device (need not be present): ``"cuda"``, whose peak is to be compared
+            with ``torch.cuda.max_memory_allocated()``, or ``"cpu"`` for training on the CPU.
+        gpu: The target GPU (``"h100"``, ``"rtx4090"``): its architecture decides which kernels
+            run, its capacity whether the step fits. None for an A100's architecture and
+            unlimited memory.
+        attention: What ``scaled_dot_product_attention`` tries first: ``"flash"``, ``"cudnn"``,
+            ``"efficient"`` or ``"math"``. None for PyTorch's order on that GPU.
+        dtype: The dtype that parameters and floating inputs are cast to.
+        autocast: The dtype that forward and loss are autocast to: ``"bf16"``, or ``"fp16"``,
+            which takes a gradient scaler on CUDA. None for no autocast.
+        optimizer: None, a name (``"sgd"``, ``"adam"``, ...), a callable from parameters to an
+            optimizer, or a TARGET that names one.
+        loss: None for the output's ``.loss``, else the sum of its floating tensors; a name
+            (``"cross_entropy"``, ``"mse"``, ...), a callable from the output to a scalar, or a
+            TARGET that names one.
+        loop: The training loop around the model: ``"plain"``, with output and loss held to the
+            end of the step; ``"huggingface"`` for ``transformers.Trainer``; ``"lightning"`` for
+            ``lightning.Trainer``; ``"fabric"`` for ``lightning.Fabric``; one of them with
+            settings (``"huggingface(accumulate=4)"``); or a function of a
+            :class:`fxmem.training.training.Training`, or a TARGET that names one.
+        accumulate: Overrides the loop's number of micro-batches, each of the inputs given, whose
+            gradients add up before the optimizer steps.
+        set_to_none: Overrides whether the loop's ``optimizer.zero_grad`` frees gradients.
+        hold_outputs: Overrides the loop's ``outputs``: True keeps the previous step's output and
+            loss alive until reassigned (``"next step"``), False to the end of the ``"step"``.
+        alloc_conf: Settings of the CUDA caching allocator, as in ``PYTORCH_ALLOC_CONF``, whose
+            value is the default.
+        frontend: ``"fx"`` or ``"record"`` to force a tracer; None takes the first that serves.
+        size_hint: How many elements ``nonzero``, boolean masks and the like find, in all lines
+            or by line, ``{"expert.py:31": 512}``; without it a model whose sizes depend on data
+            is refused.
+        mesh: Names and sizes of the dimensions of a ``DeviceMesh``, ``{"dp": 8, "tp": 4}``: the
+            step is that of one rank of so many processes, which need not be there.
+        parallelize: A function ``parallelize(model, mesh)`` that parallelizes the model
+            (``fully_shard``, ``parallelize_module``, ``DistributedDataParallel``, ...) and
+            returns it, or None where it changes it in place; or a TARGET that names one;
+            ``"fsdp"`` for ``fully_shard`` on each repeated block and the root; ``"ddp"``.
+        rank: The rank that is analysed; ``"worst"`` for the one with the highest peak.
+
+    Returns:
+        Every number of the step; sizes are integers in bytes.
+
+    Raises:
+        UsageError: An argument is not understood.
+        LoadError: The TARGET cannot be loaded.
+        TraceError: The step cannot be run on fake tensors.
+
+    >>> from torch import nn
+    >>> analysis = analyze(nn.Linear(4, 2), ("8x4",), loss="mse")
+    >>> analysis.parameter_bytes, analysis.input_bytes
+    (40, 192)
+    >>> analysis.setup.device
+    'cuda'
     """
     check_release()
-    chosen = resolve_options(**options)
-    if chosen.layout is not None and chosen.layout.rank == "worst":
-        asked = {**options, "optimizer": optimizer, "loss": loss, "alloc_conf": alloc_conf}
-        return _find_worst(model, args, kwargs, asked, chosen.layout)
-    settings = find_settings(chosen.target.name, alloc_conf)
+    options = resolve_device(device, gpu, attention, alloc_conf, size_hint)
+    check_mode(mode, inference_mode)
+    layout = resolve_layout(mesh, parallelize, rank)
+    outputs = None if hold_outputs is None else "next step" if hold_outputs else "step"
+    settings = {"accumulate": accumulate, "set_to_none": set_to_none, "outputs": outputs}
+    named_loop, run_loop = resolve_loop(loop, settings)
+    options = replace(
+        options,
+        mode=mode,
+        inference_mode=inference_mode,
+        dtype=resolve_dtype(dtype),
+        autocast=resolve_autocast(autocast, options.target),
+        loop=named_loop,
+        run_loop=run_loop,
+        frontend=resolve_frontend(frontend, layout),
+        layout=layout,
+    )
     check_choices(loss, optimizer)
     inputs = gather_inputs(args, kwargs)
-    other = None
-    layout = chosen.layout
+    if layout is not None and layout.rank == "worst":
+        ranks = (replace(options, layout=each) for each in layout.list_differing())
+        return _choose_worst([_analyze(model, *inputs, loss, optimizer, each) for each in ranks])
+    return _analyze(model, *inputs, loss, optimizer, options)
+
+
+def _analyze(
+    model: nn.Module | str,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    loss: LossChoice,
+    optimizer: OptimizerChoice,
+    chosen: Options,
+) -> Analysis:
+    """Records a step with checked options, and describes it."""
+    other, layout = None, chosen.layout
     choices = (model, loss, optimizer, layout and layout.parallelize)
     with isolate_analysis(*choices, options=chosen, layout=layout):
-        blueprint = _draw_blueprint(model, *inputs, loss, optimizer, chosen)
+        blueprint = _draw_blueprint(model, args, kwargs, loss, optimizer, chosen)
         described = describe_model(blueprint.model)
         given = blueprint.make_inputs()
         check_inputs(blueprint.model, *given)
@@ -96,10 +208,12 @@ def analyze_model(
         frontend_reason=served.reason,
         notes=tuple(_list_notes(blueprint, served.recording, loss=loss, optimizer=optimizer)),
         compiled=NOT_COMPILED in served.recording.notes,
-        **_describe_layout(chosen.layout),
+        **_describe_layout(layout),
     )
     blueprint = replace(blueprint, args=given[0], kwargs=given[1])  # fakes, which take no memory
-    analysis = Analysis(setup, served.recording.graph, settings, chosen.gpu, graph, blueprint)
+    analysis = Analysis(
+        setup, served.recording.graph, chosen.settings, chosen.gpu, graph, blueprint
+    )
     return analysis if other is None else _note_other_mode(analysis, other)
 
 
@@ -145,17 +259,12 @@ def _note_other_mode(analysis: Analysis, other: MemoryGraph) -> Analysis:
     return replace(analysis, setup=replace(setup, notes=(*setup.notes, note)))
 
 
-def _find_worst(
-    model: nn.Module | str, args: Any, kwargs: Any, options: dict[str, Any], layout: Layout
-) -> Analysis:
-    """Analyses the ranks that may differ, and returns the one with the highest peak."""
-    analyses = [
-        analyze_model(model, args, kwargs, **{**options, "rank": rank})
-        for rank in layout.list_differing()
-    ]
+def _choose_worst(analyses: Sequence[Analysis]) -> Analysis:
+    """Chooses the rank with the highest peak, and notes the lowest one."""
     worst = max(analyses, key=lambda analysis: analysis.peak_bytes)
     least = min(analyses, key=lambda analysis: analysis.peak_bytes)
-    note = f"All {layout.world_size} ranks have the same peak."
+    world_size = math.prod((worst.setup.mesh or {}).values())
+    note = f"All {world_size} ranks have the same peak."
     if least.peak_bytes < worst.peak_bytes:
         rank, peak = least.setup.rank, format_bytes(least.peak_bytes)
         note = f"Of the ranks compared, {rank} has the lowest peak: {peak}."
@@ -179,17 +288,16 @@ def analyze_again(analysis: Analysis) -> Analysis:
 
 
 def trace_model(
-    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], **options: Any
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], options: Options
 ) -> tuple[fx.Graph, str]:
     """Traces the forward of a model once, without recording the step.
 
     Returns:
         The FX graph, and what it cannot express.
     """
-    chosen = resolve_options(**options)
     inputs = gather_inputs(args, kwargs)
-    with isolate_analysis(model, options=chosen):
-        blueprint = _draw_blueprint(model, *inputs, None, None, chosen)
+    with isolate_analysis(model, options=options):
+        blueprint = _draw_blueprint(model, *inputs, None, None, options)
         kinds = {type(module) for module in model.modules()}
         with contextlib.ExitStack() as after, restore_user_state(kinds), blueprint.fake_mode:
             after.callback(save_random_states())
@@ -319,14 +427,3 @@ def _list_notes(blueprint: Blueprint, recording: Recording, **choices: object) -
         yield f"Sizes that depend on data are taken as {sizes} (size_hint)."
     yield from recording.notes
     yield from blueprint.options.list_notes(operation.name for operation in graph.operations)
-
-
-def find_settings(device: str, alloc_conf: str | None) -> AllocatorSettings | None:
-    if device != "cuda":
-        if alloc_conf is not None:
-            raise UsageError("the allocator's settings are for CUDA", hint="device='cuda'")
-        return None
-    if alloc_conf is None:
-        names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-        alloc_conf = next((os.environ[name] for name in names if os.environ.get(name)), "")
-    return parse_settings(alloc_conf)

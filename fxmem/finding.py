@@ -51,9 +51,18 @@ TEXTS: dict[str, str] = {}
 """By code, what ``fxmem explain`` prints: the title in the first line, ``FX101: Logits ...``."""
 
 
-def add_finding(code: str, find: Finder | None, text: str) -> None:
-    """Registers a finding: :func:`fxmem.register_finding`; without ``find`` only its text."""
-    TEXTS[code] = f"{code}: {text.strip()}\n"
+def register_finding(code: str, find: Finder | None, title: str, text: str = "") -> None:
+    """Registers a finding of your own, which reports list and ``fxmem explain`` explains.
+
+    Args:
+        code: The code, such as ``"ACME1"``.
+        find: Takes an analysis, whose step is not run again, and returns :class:`fxmem.Finding` of
+            that code. None registers the text alone.
+        title: Why the memory is taken, in a line.
+        text: Markdown with what to write instead.
+    """
+    paragraphs = "\n\n".join(filter(None, (title, text.strip())))
+    TEXTS[code] = f"{code}: {paragraphs}\n"
     if find is not None:
         FINDERS[code] = find
 

@@ -14,7 +14,7 @@ from fxmem.advice.eager_attention import find_attention
 from fxmem.advice.holding import find_cache, find_gradients, find_held_outputs
 from fxmem.advice.upcasts import find_upcasts
 from fxmem.advice.vocabulary import find_logits
-from fxmem.finding import Finder, add_finding
+from fxmem.finding import Finder, register_finding
 
 _FINDERS: Mapping[str, Finder] = {
     "FX101": find_logits,
@@ -30,8 +30,8 @@ def register_findings() -> None:
     """Registers each section of the page of findings, with what finds it."""
     page = (files("fxmem.advice") / "findings.md").read_text(encoding="utf-8")
     for section in re.split(r"^## (?=FX\d)", page, flags=re.MULTILINE)[1:]:
-        code, _, text = section.partition(": ")
-        add_finding(code, _FINDERS.get(code), text)
+        code, title, text = re.split(r": |\n", section, maxsplit=2)
+        register_finding(code, _FINDERS.get(code), title, text)
 
 
 register_findings()

@@ -10,7 +10,7 @@ from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
 from fxmem.analysis import Analysis
-from fxmem.analyzing import analyze_model
+from fxmem.analyzing import analyze
 from fxmem.applying.codegen import lay_over_graph
 from fxmem.applying.module import PlannedModule
 from fxmem.applying.module_plans import find_original, wrap_modules
@@ -24,7 +24,30 @@ from fxmem.tracing.modules import describe_model, find_difference, recall_model
 def apply(
     model: nn.Module, plan: Plan, args: Any = None, kwargs: Mapping[str, Any] | None = None
 ) -> nn.Module:
-    """Applies a plan: :func:`fxmem.apply`, whose arguments these are."""
+    """Applies a plan: the returned model computes the same, bit for bit, in less memory.
+
+    A plan of a training step is for calls in training, a plan of inference for calls in
+    ``eval()`` without gradients; other calls run the model's own ``forward``. So do, with a
+    :class:`fxmem.FxmemWarning` that names the cause, calls that differ from what the graph of a
+    plan of style ``"graph"`` was traced for. Which sizes of inputs may differ is tried here: the
+    forward is traced with others, once for all plans of an analysis.
+
+    Args:
+        model: The model that was analysed, or another of its class.
+        plan: From :func:`fxmem.plan`.
+        args: Inputs as for :func:`fxmem.analyze`, where the plan comes from a file: the model is
+            traced with them again. A plan of style ``"modules"`` needs none, and is checked
+            against what is traced with them.
+        kwargs: Keyword inputs, of the same kinds.
+
+    Returns:
+        A module with the same parameters, buffers and names in its ``state_dict``. With style
+        ``"modules"`` it is an instance of the model's own class, with the very same attributes.
+
+    Raises:
+        UsageError: The plan is not this model's, or is from a file and no inputs were given; or
+            the model's graph cannot be run.
+    """
     if isinstance(model, PlannedModule) or find_original(model) is not None:
         raise UsageError("a plan was applied to this model", hint="fxmem.unapply it first")
     has_inputs = args is not None or kwargs is not None
@@ -91,6 +114,6 @@ def _trace(model: nn.Module, plan: Plan, args: Any, kwargs: Mapping[str, Any] | 
     given = () if args is None else args
     options: dict[str, Any] = {"mode": plan.mode, "size_hint": plan.size_hint}
     autocast = find_autocast((given, kwargs))
-    analysis = analyze_model(model, given, kwargs, device="cpu", autocast=autocast, **options)
+    analysis = analyze(model, given, kwargs, device="cpu", autocast=autocast, **options)
     plan.check(analysis.graph, "fxmem.plan")
     return analysis

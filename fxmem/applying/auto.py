@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import nn
@@ -13,33 +13,97 @@ from torch._C._functorch import peek_interpreter_stack
 from torch._subclasses.fake_tensor import is_fake
 from torch.utils._pytree import tree_leaves
 
-from fxmem.analyzing import analyze_model
+from fxmem.analyzing import analyze
 from fxmem.applying.applying import apply, find_autocast
 from fxmem.applying.module import PlannedModule
 from fxmem.applying.module_plans import find_original, run_segments
+from fxmem.applying.plan_search import plan
 from fxmem.errors import UsageError
 from fxmem.gpus import find_gpu
 from fxmem.planning.plan import Plan
-from fxmem.planning.planner import plan
+from fxmem.planning.strategies.problem import Strategy
 from fxmem.units import resolve_bytes
 
 PlanModel = Callable[[nn.Module, Any, Any], nn.Module]
 """Takes a model and a step's inputs, positional and by name; returns what runs in its place."""
-_LIMITS = ("budget", "max_overhead", "max_overhead_flops")
+_Makes = TypeVar("_Makes", bound="Callable[..., nn.Module]")
 
 
+@overload
 def auto(
-    model: Any = None, args: Any = None, kwargs: Mapping[str, Any] | None = None, **options: Any
+    model: nn.Module, args: Any = None, kwargs: Mapping[str, Any] | None = None, **options: Any
+) -> nn.Module: ...
+@overload
+def auto(model: _Makes, **options: Any) -> _Makes: ...
+@overload
+def auto(**options: Any) -> Callable[[_Makes], _Makes]: ...
+def auto(
+    model: Any = None,
+    args: Any = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    budget: str | float | None = None,
+    max_overhead: float | None = None,
+    max_overhead_flops: float | None = None,
+    style: str | None = None,
+    time_limit_s: float | None = None,
+    strategy: str | Strategy | None = None,
+    device: str = "cuda",
+    gpu: str | None = None,
+    **options: Any,
 ) -> Any:
-    """Makes a training step keep a limit: :func:`fxmem.auto`, whose arguments these are."""
-    names = (*_LIMITS, "style", "time_limit_s", "strategy")
-    given = {name: options.pop(name, None) for name in names}
-    planning = {name: value for name, value in given.items() if value is not None}
-    limits = [name for name in _LIMITS if name in planning]
+    """Makes a model's training step keep a limit: analyses, plans and applies.
+
+    With inputs this happens at once. Without inputs, and as a decorator of a class of modules or
+    of a function that makes one, it happens at the first training step, for that step's inputs.
+
+    Args:
+        model: The model; or a class of modules or a function that makes one, whose modules then
+            plan themselves. None returns a decorator.
+        args: Inputs as for :func:`fxmem.analyze`; None, without keyword inputs, waits for a step.
+        kwargs: Keyword inputs, of the same kinds.
+        budget: Most memory of the step, as for :func:`fxmem.plan`. Without any limit it is the
+            whole memory of ``gpu``, or else of this machine's CUDA device. CUDA's context, and
+            memory that the allocator cannot use, come on top of the step.
+        max_overhead: As for :func:`fxmem.plan`.
+        max_overhead_flops: As for :func:`fxmem.plan`.
+        style: As for :func:`fxmem.plan`.
+        time_limit_s: As for :func:`fxmem.plan`.
+        strategy: As for :func:`fxmem.plan`.
+        device: As for :func:`fxmem.analyze`.
+        gpu: As for :func:`fxmem.analyze`.
+        options: Other arguments of :func:`fxmem.analyze` for a training step: ``optimizer``,
+            ``loss``, ``autocast``, ``alloc_conf``, ...
+
+    Returns:
+        With inputs, what :func:`fxmem.apply` returns, or the model itself where its step keeps
+        the budget without a plan. Without inputs, the model, which plans itself; or the class, a
+        function in place of the one given, or a decorator.
+
+    Raises:
+        InfeasibleError: No plan within the budget was found. A model that plans itself raises
+            this in its step, like all that :func:`fxmem.analyze` raises.
+        UsageError: There is no limit, or several.
+
+    >>> from torch import nn
+    >>> net = nn.Sequential(nn.Linear(8, 64), *[nn.Tanh() for _ in range(8)], nn.Linear(64, 1))
+    >>> auto(net, "4096x8", budget="1GiB", device="cpu") is net
+    True
+    >>> planned = auto(net, "4096x8", budget="6MiB", device="cpu", time_limit_s=1)
+    >>> planned.plan.baseline_peak_bytes > 9 * 2**20 > 6 * 2**20 >= planned.plan.peak_bytes
+    True
+    """
+    search = {"style": style, "time_limit_s": time_limit_s, "strategy": strategy}
+    given = {
+        "budget": budget,
+        "max_overhead": max_overhead,
+        "max_overhead_flops": max_overhead_flops,
+    }
+    limits = {name: value for name, value in given.items() if value is not None}
     if len(limits) > 1:
         raise UsageError(f"{' and '.join(limits)} are two limits", hint="give one of them")
-    if not limits:
-        planning["budget"] = _find_memory(options.get("gpu"), options.get("device", "cuda"))
+    planning = {**search, **(limits or {"budget": _find_memory(gpu, device)})}
+    options |= {"device": device, "gpu": gpu}
     if model is None:
         return functools.partial(plan_lazily, planning=planning, options=options)
     if args is None and kwargs is None:
@@ -68,7 +132,7 @@ def make_planned(
     options: Mapping[str, Any],
 ) -> nn.Module:
     """Applies a plan for some inputs; gives the model itself where its step fits without one."""
-    analysis = analyze_model(model, () if args is None else args, kwargs, **options)
+    analysis = analyze(model, () if args is None else args, kwargs, **options)
     budget = planning.get("budget")
     if budget is not None and analysis.peak_bytes <= resolve_bytes(budget):
         return model
@@ -125,7 +189,14 @@ def plan_lazily(model: Any, planning: Mapping[str, Any], options: Mapping[str, A
 
 
 def unapply(model: nn.Module) -> nn.Module:
-    """Gives back the model that a plan was applied to: :func:`fxmem.unapply`."""
+    """Gives back the model that a plan was applied to, with parameters and attributes as they are.
+
+    Args:
+        model: From :func:`fxmem.apply`; or from :func:`fxmem.auto`, which then plans no more.
+
+    Raises:
+        UsageError: No plan was applied to it.
+    """
     if isinstance(model, PlannedModule):
         return model.original
     original = find_original(model) or model

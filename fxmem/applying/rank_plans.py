@@ -24,13 +24,13 @@ from fxmem.parallelism.checkpointing import checkpoint_blocks, find_blocks
 from fxmem.parallelism.wrapping import parallelize_model
 from fxmem.planning.model.segment_ranges import iterate_segments
 from fxmem.planning.plan import MODULES, CheckpointPrice, Front, Plan
-from fxmem.planning.planner import pareto, plan_modules, resolve_limit
+from fxmem.planning.planner import find_front, plan_modules
 from fxmem.planning.prepared_step import check_analysis, price_change
 from fxmem.planning.strategies.problem import Goal
 from fxmem.training.options import load_choice
 from fxmem.units import format_bytes
 
-_POINTS = 8  # of a front, each of which is recorded
+MOST_RECORDED = 8  # plans of a front, each of which is recorded
 _FINE_POINTS = 32  # of a front that is searched by halves
 _EVERY = {1: "every block", 2: "every 2nd block", 4: "every 4th block"}
 """Plans of every so many blocks: torchtitan's ``full``, and its selective by layer."""
@@ -101,7 +101,7 @@ def seek_rank_plans(
             "parallelize checkpoints modules, and a plan would recompute within them again",
             hint="a parallelize without checkpoints, for which the plan is",
         )
-    front = pareto(alone, by_flops=by_flops, points=points, style=MODULES, **search)
+    front = find_front(alone, by_flops=by_flops, points=points, style=MODULES, **search)
     model = analysis.blueprint.model
     fqns = {id(module): name for name, module in model.named_modules()}
     blocks = [fqns[id(block)] for block in find_blocks(model)]
@@ -124,26 +124,11 @@ def _record_alone(analysis: Analysis) -> Analysis:
     return replace(alone, graph=replace(alone.graph, storages=tuple(storages)))
 
 
-def plan_rank(
-    analysis: Analysis,
-    *,
-    budget: str | float | None = None,
-    max_overhead: float | None = None,
-    max_overhead_flops: float | None = None,
-    **search: Any,
-) -> Plan:
-    """Finds the plan of a rank that keeps a limit: :func:`fxmem.plan`, whose arguments these are.
+def choose_plan(plans: RankPlans, limit: Goal | None = None) -> Plan:
+    """Records plans until the one that keeps a limit is found, by default the target GPU's memory.
 
     Leaner plans of one process are taken to be leaner on the rank: the front is searched by
     halves. The plans of every so many blocks come beside it.
-    """
-    limit = resolve_limit(budget, max_overhead, max_overhead_flops)
-    plans = seek_rank_plans(analysis, by_flops=limit.by_flops, **search)
-    return choose_plan(plans, limit)
-
-
-def choose_plan(plans: RankPlans, limit: Goal | None = None) -> Plan:
-    """Records plans until the one that keeps a limit is found, by default the target GPU's memory.
 
     Raises:
         InfeasibleError: None does.
@@ -174,14 +159,6 @@ def choose_plan(plans: RankPlans, limit: Goal | None = None) -> Plan:
             hint="a smaller batch, or more processes to share the model",
         )
     return min(kept, key=lambda plan: (price(plan), plan.peak_bytes))
-
-
-def list_front(
-    analysis: Analysis, *, by_flops: bool = False, points: int = _POINTS, **search: Any
-) -> Front:
-    """Lists the trade-offs of a rank: :func:`fxmem.pareto`, whose arguments these are."""
-    plans = seek_rank_plans(analysis, by_flops=by_flops, points=min(points, _POINTS), **search)
-    return record_front(plans, by_flops)
 
 
 def record_front(plans: RankPlans, by_flops: bool = False) -> Front:

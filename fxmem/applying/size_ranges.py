@@ -22,6 +22,7 @@ from fxmem.specs import TensorSpec
 from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.conditions import CONTEXT, TraceContext
 from fxmem.tracing.fxgraph import list_calls
+from fxmem.training.options import resolve_autocast, resolve_device
 
 _RANGES = "fxmem_size_ranges"
 """Key of the output's ``meta``: the ranges, which later plans of one analysis take from there."""
@@ -78,9 +79,10 @@ class _Trials:
         self._calls = [*list_calls(graph)]
         cpu, cuda = context.autocast
         device = "cpu" if cuda is None else "cuda"
-        self._options: dict[str, Any] = {
-            "mode": mode, "size_hint": size_hint, "autocast": cpu or cuda, "device": device,
-        }  # fmt: skip
+        options = resolve_device(device, None, None, None, size_hint)
+        self._options = replace(
+            options, mode=mode, autocast=resolve_autocast(cpu or cuda, options.target)
+        )
         self._leaves, self._structure = tree_flatten(context.inputs)
         found = {id(leaf): leaf for leaf in self._leaves if isinstance(leaf, TensorSpec)}
         self._specs: list[TensorSpec] = [*found.values()]
@@ -187,7 +189,7 @@ class _Trials:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                graph, reason = trace_model(self._model, args, kwargs, **self._options)
+                graph, reason = trace_model(self._model, args, kwargs, self._options)
             except Exception:  # the code does not take this size
                 return _FAILS
         return _SAME if not reason and [*list_calls(graph)] == self._calls else _OTHER

@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from fxmem.analysis import Analysis
-from fxmem.analyzing import analyze_model
+from fxmem.analyzing import analyze
 from fxmem.batching.record import MaxBatch
 from fxmem.errors import TraceError, UsageError
 from fxmem.gpus import find_gpu
@@ -25,9 +25,9 @@ from fxmem.loading.importing import read_files_once
 from fxmem.memory.interpolation import describe_structure, interpolate_graph
 from fxmem.planning.outcome import find_shortage
 from fxmem.planning.plan import Plan
-from fxmem.planning.planner import plan as find_plan
-from fxmem.planning.planner import transfer_plan
-from fxmem.planning.strategies.problem import Strategy
+from fxmem.planning.planner import find_plan, resolve_limit, transfer_plan
+from fxmem.planning.strategies.problem import Goal, Strategy
+from fxmem.training.options import load_choice
 from fxmem.units import format_bytes, resolve_bytes
 
 MOST_ANALYSES = 6  # twice as many where the model refuses sizes that would fit
@@ -41,22 +41,56 @@ Shortage = Callable[[Analysis], str]
 
 
 @read_files_once()
-def find_max_batch(
+def max_batch(
     model: nn.Module | str,
-    args: Any,
-    kwargs: Mapping[str, Any] | None,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
     *,
-    memory: str | float | None,
-    gpu: str | None,
-    axis: str | int | None,
-    multiple_of: int | None,
-    margin: str | float,
-    max_overhead: float | None,
-    time_limit_s: float | None,
-    strategy: str | Strategy | None,
+    memory: str | float | None = None,
+    gpu: str | None = None,
+    axis: str | int | None = None,
+    multiple_of: int | None = None,
+    margin: str | float = 0.02,
+    max_overhead: float | None = None,
+    time_limit_s: float | None = None,
+    strategy: str | Strategy | None = None,
     **options: Any,
 ) -> MaxBatch:
-    """Finds the largest size that fits: :func:`fxmem.max_batch`, whose arguments these are."""
+    """Finds the largest batch, or other size of the inputs, whose step fits a memory.
+
+    The step is analysed with a few sizes, at most six (twelve where the model refuses larger
+    ones); what others take is computed from those. Both the answer and the next size are analysed.
+
+    Args:
+        model: As for :func:`fxmem.analyze`.
+        args: Positional inputs, of a size that the model takes.
+        kwargs: Keyword inputs.
+        memory: The memory of the device, in bytes or as ``"24GiB"``. None for that of the GPU.
+        gpu: The target GPU, as for :func:`fxmem.analyze`.
+        axis: The dimension that has the size: 1 for dimension 1 of the first input and of all
+            others of that size there, ``"2,3"`` for two of them that are equal, ``"ids:1"`` for
+            one input alone. None for dimension 0, the batch.
+        multiple_of: Look among multiples of this number. None for all sizes that the model
+            takes.
+        margin: Memory that is kept free besides CUDA's context: a share such as 0.02, or a size
+            such as ``"1GiB"``.
+        max_overhead: Also find the largest size with a plan that adds no more than this share of
+            time.
+        time_limit_s: As for :func:`fxmem.plan`.
+        strategy: As for :func:`fxmem.plan`.
+        options: Other arguments of :func:`fxmem.analyze`: ``optimizer``, ``device``, ...
+
+    Raises:
+        UsageError: An argument is not understood, or there is neither a memory nor a GPU.
+        LoadError: The TARGET cannot be loaded.
+        TraceError: The step cannot be run on fake tensors with the inputs given.
+
+    >>> from torch import nn
+    >>> net = nn.Sequential(nn.Linear(256, 256), nn.ReLU())
+    >>> found = max_batch(net, "8x256", memory="16MiB", device="cpu")
+    >>> found.batch, found.next_batch, found.analyses
+    (5180, 5181, 4)
+    """
     if memory is None and gpu is None:
         raise UsageError(
             "the largest batch for which memory?", hint="gpu='rtx4090' or memory='24GiB'"
@@ -69,11 +103,11 @@ def find_max_batch(
     margin_bytes = resolve_margin(margin, memory_bytes)
     found = find_axis(args, kwargs, axis)
 
-    def analyze(size: int) -> Analysis:
-        return analyze_model(model, *resize_inputs(args, kwargs, found, size), gpu=gpu, **options)
+    def analyze_size(size: int) -> Analysis:
+        return analyze(model, *resize_inputs(args, kwargs, found, size), gpu=gpu, **options)
 
     unit = multiple_of or 1
-    sizes = Sizes(analyze, -(-found.size // unit) * unit, unit, multiple_of is not None)
+    sizes = Sizes(analyze_size, -(-found.size // unit) * unit, unit, multiple_of is not None)
     first = sizes.analyze(sizes.start)
     context_bytes = max(first.context_bytes)
     kept_bytes = context_bytes + margin_bytes
@@ -98,27 +132,29 @@ def find_max_batch(
     alone = _describe(sizes, judge, lo, hi, {}, common)
     if max_overhead is None:
         return alone
-    search = {"max_overhead": max_overhead, "time_limit_s": time_limit_s, "strategy": strategy}
-    size, beyond, plans = _find_planned(sizes, judge, lo, hi, search)
+    limit = resolve_limit(None, max_overhead, None)
+    search = {"time_limit_s": time_limit_s, "strategy": load_choice(strategy)}
+    size, beyond, plans = _find_planned(sizes, judge, lo, hi, limit, search)
     return replace(alone, planned=_describe(sizes, judge, size, beyond, plans, common))
 
 
 def _find_planned(
-    sizes: Sizes, judge: Judge, lo: int, hi: int | None, search: dict[str, Any]
+    sizes: Sizes, judge: Judge, lo: int, hi: int | None, limit: Goal, search: dict[str, Any]
 ) -> tuple[int, int | None, dict[int, Plan]]:
     """Finds the largest size that fits with a plan, like :func:`find_largest`, and the plans."""
     pool: list[Plan] = []
     plans: dict[int, Plan] = {}
+    max_overhead = limit.overhead or 0.0
 
     def search_plan(analysis: Analysis) -> Plan:
-        pool.append(find_plan(analysis, **search))
+        pool.append(find_plan(analysis, limit, **search))
         return pool[-1]
 
     def judge_planned(analysis: Analysis) -> str:
         size = next(s for s, each in sizes.analyses.items() if each is analysis)
         for known in reversed(pool):
             moved = transfer_plan(analysis, known)
-            is_cheap = moved is not None and moved.overhead <= search["max_overhead"]
+            is_cheap = moved is not None and moved.overhead <= max_overhead
             if moved is not None and is_cheap and not judge(analysis, moved):
                 plans[size] = moved
                 return ""

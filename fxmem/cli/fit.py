@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+import fxmem
 from fxmem.cli.output import (
     EXIT_FINDING,
     add_output_options,
@@ -77,9 +78,7 @@ def run_fit(arguments: argparse.Namespace) -> int:
     step.options.pop("rank")
     kind = choose_format(arguments)
     with show_progress(f"fitting {arguments.target}"), run_user_code(step.target):
-        from fxmem.api import fit
-
-        found = fit(
+        found = fxmem.fit(
             step.target,
             step.args,
             step.kwargs,

@@ -8,6 +8,7 @@ import itertools
 import re
 from typing import Any
 
+import fxmem
 from fxmem.batching.record import report_max_batches
 from fxmem.cli.output import (
     EXIT_FINDING,
@@ -118,11 +119,10 @@ def run_max_batch(arguments: argparse.Namespace) -> int:
             names = {name: chosen[name] for name in varied}
             label = f" ({at} of {len(steps)}: {', '.join(names.values())})" if varied else ""
             with show_progress(f"fitting {arguments.target}{label}"), run_user_code(step.target):
-                from fxmem.api import max_batch
                 from fxmem.loading.importing import read_files_once
 
                 stack.enter_context(read_files_once())
-                one = max_batch(step.target, step.args, step.kwargs, **step.options, **limits)
+                one = fxmem.max_batch(step.target, step.args, step.kwargs, **step.options, **limits)
             found.append((names, one))
     write_result(report_max_batches(found) if varied else found[0][1], kind, arguments.output)
     if any(each.batch or (each.planned and each.planned.batch) for _, each in found):

@@ -13,7 +13,14 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from fxmem.errors import UsageError
-from fxmem.report.formats import FORMATS, RenderOptions, encode, find_format, find_view, render
+from fxmem.report.formats import (
+    FORMATS,
+    RenderOptions,
+    encode,
+    find_format,
+    find_view,
+    render_as,
+)
 from fxmem.report.tables import escape_controls
 from fxmem.units import parse_bytes
 
@@ -97,7 +104,7 @@ def choose_format(arguments: argparse.Namespace) -> str:
 def write_result(result: Result, kind: str, path: str | None, **shown: Any) -> None:
     """Writes a result in a format to a file or to stdout; ``shown`` goes to ``list_blocks``."""
     options = RenderOptions(shown=shown, width=choose_width(path))
-    write_output(render(result, kind, options), path)
+    write_output(render_as(result, kind, options), path)
 
 
 @contextlib.contextmanager

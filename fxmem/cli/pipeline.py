@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+import fxmem
 from fxmem.cli.output import (
     EXIT_FINDING,
     add_output_options,
@@ -99,9 +100,7 @@ def run_pipeline(arguments: argparse.Namespace) -> int:
     kind = choose_format(arguments)
     names = "schedule microbatches ranks device gpu attention optimizer loss alloc_conf".split()
     with show_progress(f"recording {arguments.target}"), run_user_code(arguments.target):
-        from fxmem.api import pipeline
-
-        found = pipeline(
+        found = fxmem.pipeline(
             arguments.target,
             args,
             kwargs,

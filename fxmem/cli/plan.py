@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+import fxmem
 from fxmem.cli.output import (
     add_output_options,
     check_output,
@@ -169,22 +170,21 @@ def _parse_limit(arguments: argparse.Namespace) -> dict[str, Any]:
 def _list_search_options(arguments: argparse.Namespace) -> dict[str, Any]:
     from fxmem.training.options import load_choice
 
-    strategy = load_choice(arguments.strategy)
     given = {
         "time_limit_s": arguments.time_limit,
         "style": arguments.style,
-        "strategy": strategy,
+        "strategy": load_choice(arguments.strategy),
     }
     return {name: value for name, value in given.items() if value is not None}
 
 
 def _choose_plan(arguments: argparse.Namespace, analysis: Analysis, limit: dict[str, Any]) -> Plan:
-    from fxmem.planning.planner import plan, plan_fitting
-
     options = _list_search_options(arguments)
-    if arguments.fit:
-        return plan_fitting(analysis, **options)
-    return plan(analysis, **limit, **options)
+    if not arguments.fit:
+        return fxmem.plan(analysis, **limit, **options)
+    from fxmem.planning.planner import plan_fitting
+
+    return plan_fitting(analysis, **options)
 
 
 def _plan_rank(
@@ -210,10 +210,9 @@ def _plan_rank(
 
 def _list_front(arguments: argparse.Namespace, analysis: Analysis) -> tuple[Result, list[Block]]:
     from fxmem.integrations.checkpoints import price_checkpoints
-    from fxmem.planning.planner import pareto
     from fxmem.planning.text import write_price
 
-    plans = pareto(analysis, points=arguments.points, **_list_search_options(arguments))
+    plans = fxmem.pareto(analysis, points=arguments.points, **_list_search_options(arguments))
     price = price_checkpoints(analysis)
     more = [] if price is None else [write_price(price, analysis.peak_bytes)]
     return plans, [*plans.list_blocks(), *more]

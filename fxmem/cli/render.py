@@ -6,6 +6,7 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import fxmem
 from fxmem.cli.output import check_output, read_plan, read_text, show_progress, write_output
 from fxmem.cli.step import (
     add_command,
@@ -25,7 +26,7 @@ from fxmem.report.formats import (
     find_format,
     find_view,
     list_suffixes,
-    render,
+    render_as,
 )
 
 if TYPE_CHECKING:
@@ -112,12 +113,10 @@ def run_render(arguments: argparse.Namespace) -> int:
         )
         trains = plan is not None and plan.mode == "train"
         if view == TRADEOFF or (kind == "html" and trains and not is_report):
-            from fxmem.api import pareto
-
             style = None if plan is None else plan.style
-            front = pareto(analysis, style=style, strategy=arguments.strategy)
+            front = fxmem.pareto(analysis, style=style, strategy=arguments.strategy)
             options = replace(options, front=front)
-        drawn = render(analysis, kind, options)
+        drawn = render_as(analysis, kind, options)
     write_output(drawn, arguments.output)
     return 0
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import fxmem
 from fxmem.cli.analyze import add_step_output, check_fit
 from fxmem.cli.output import choose_format, show_progress, write_line, write_result
 from fxmem.cli.step import add_command, add_gpu_options, parse_size_hint
@@ -77,10 +78,8 @@ def run_run(arguments: argparse.Namespace) -> int:
     details = lambda: progress.describe()  # noqa: E731 - another one, once the script runs
     shown = show_progress(f"running {arguments.script}", details=details)
     with _explain_interrupt(), shown, contextlib.redirect_stdout(sys.stderr):
-        from fxmem.scripts.script import run_script
-
         names = "is_module steps device gpu attention alloc_conf world_size rank".split()
-        run = run_script(
+        run = fxmem.run(
             arguments.script,
             arguments.arguments,
             size_hint=parse_size_hint(arguments.size_hint),

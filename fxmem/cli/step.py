@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import fxmem
 from fxmem.cli.output import write_line
 from fxmem.errors import FxmemWarning, LoadError, UsageError, summarize_error
 from fxmem.parallelism.layout import parse_mesh, parse_rank
@@ -352,9 +353,7 @@ def analyze_step(step: StepChoice) -> Analysis:
         FxmemError: The model cannot be loaded or traced.
     """
     with run_user_code(step.target):
-        from fxmem.api import analyze
-
-        return analyze(step.target, step.args, step.kwargs, **step.options)
+        return fxmem.analyze(step.target, step.args, step.kwargs, **step.options)
 
 
 @contextlib.contextmanager

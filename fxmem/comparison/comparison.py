@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fxmem.comparison.changes import (
     Change,
@@ -14,7 +15,7 @@ from fxmem.comparison.changes import (
     find_guilty_line,
     match_storages,
 )
-from fxmem.comparison.footprints import Footprint
+from fxmem.comparison.footprints import Footprint, read_footprint
 from fxmem.comparison.texts import SIZES, Growth, list_changes, list_sizes
 from fxmem.errors import UsageError
 from fxmem.graph import SourceLocation
@@ -23,6 +24,9 @@ from fxmem.report.result import Result
 from fxmem.report.tables import Table
 from fxmem.report.text import write_place, write_subject
 from fxmem.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from fxmem.analysis import Analysis
 
 SCHEMA_VERSION = 1
 
@@ -129,6 +133,28 @@ def compare(
     changes = match_storages(before.live, after.live)
     modules, guilty = compare_modules(before.live, after.live), find_guilty_line(changes)
     return Comparison(before, after, changes, modules, guilty, names)
+
+
+def diff(before: Analysis, after: Analysis) -> Comparison:
+    """Compares two analyses: their totals, and what grew at the peak.
+
+    Args:
+        before: Of the step before a change.
+        after: Of the step after it.
+
+    Returns:
+        The growth of the peak, and the storages, modules and the line that account for it;
+        ``print`` of it writes a report.
+
+    >>> from torch import nn
+    >>> from fxmem import analyze
+    >>> before, after = (analyze(nn.Linear(64, n), "8x64", device="cpu") for n in (16, 32))
+    >>> comparison = diff(before, after)
+    >>> comparison.growth_bytes == after.peak_bytes - before.peak_bytes
+    True
+    """
+    root = os.getcwd()
+    return compare(read_footprint(before.to_dict(), root), read_footprint(after.to_dict(), root))
 
 
 def measure_allowance(text: str, before_bytes: int) -> int:

@@ -19,34 +19,69 @@ import torch
 from torch import nn
 
 from fxmem.analysis import Analysis
-from fxmem.analyzing import analyze_model
+from fxmem.analyzing import analyze
 from fxmem.errors import TraceError, UsageError
 from fxmem.fitting.record import Fitting, MeshFit
 from fxmem.graph import Operation
 from fxmem.loading.importing import read_files_once
 from fxmem.memory.interpolation import describe_structure, interpolate_graph
 from fxmem.parallelism.checkpointing import CHECKPOINTS, find_blocks
-from fxmem.parallelism.layout import NO_KNOBS, Knobs, Mesh, ParallelizeChoice
-from fxmem.specs import parse_dtype
-from fxmem.training.options import name_choice
+from fxmem.parallelism.layout import NO_KNOBS, Knobs, Mesh, Tuned, Way
+from fxmem.training.options import DtypeChoice, name_choice, resolve_dtype
 from fxmem.units import format_bytes
 
 
 @read_files_once()
-def find_fitting(
+def fit(
     model: nn.Module | str,
-    args: Any,
-    kwargs: Mapping[str, Any] | None,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
     *,
     gpu: str,
-    gpus: int,
-    gpus_per_node: int,
-    mesh: Mapping[str, int | None] | None,
-    parallelize: ParallelizeChoice,
-    mixed_precision: str | torch.dtype | None,
+    gpus: int = 8,
+    gpus_per_node: int = 8,
+    parallelize: Way = None,
+    mesh: Mapping[str, int | None] | None = None,
+    mixed_precision: DtypeChoice = None,
     **options: Any,
 ) -> Fitting:
-    """Finds meshes and knobs that fit: :func:`fxmem.fit`, whose arguments these are."""
+    """Searches device meshes and settings with which one rank's step fits the GPU.
+
+    Without a function, ``fully_shard`` over all GPUs and over replicated parts of them is compared
+    with ``DistributedDataParallel``. A mesh is tried without checkpointing first, then with more of
+    it, where that does not fit; without resharding after forward, and with it; with
+    ``CPUOffloadPolicy`` where nothing else fits on any mesh; under DDP also with
+    ``ZeroRedundancyOptimizer``.
+
+    Args:
+        model: As for :func:`fxmem.analyze`.
+        args: Positional inputs, the batch of one rank.
+        kwargs: Keyword inputs.
+        gpu: The GPU, as for :func:`fxmem.analyze`.
+        gpus: How many there are.
+        gpus_per_node: How many consecutive ranks share a node.
+        parallelize: ``"fsdp"`` or ``"ddp"`` for one of them alone; or a function as for
+            :func:`fxmem.analyze`, or a TARGET: checkpoints are put on its blocks, unless it has
+            put ``checkpoint_wrapper`` on some.
+        mesh: The function's mesh, with None for sizes that are left open, ``{"dp": None, "tp":
+            None}``: the first takes what the others leave, which are powers of two within a node.
+        mixed_precision: The dtype of parameters in forward and backward, ``"bf16"``:
+            ``MixedPrecisionPolicy``, with gradients reduced in float32; autocast under DDP.
+        options: Other arguments of :func:`fxmem.analyze`: ``optimizer``, ``loss``, ...
+
+    Returns:
+        The meshes with their knobs: the fitting ones first, cheapest communication first.
+
+    Raises:
+        UsageError: An argument is not understood.
+        LoadError: The TARGET cannot be loaded.
+        TraceError: The step cannot be run on fake tensors.
+
+    >>> from torch import nn
+    >>> found = fit(nn.Linear(64, 64), "8x64", gpu="t4", gpus=2, parallelize="ddp")
+    >>> found.best.mesh, found.best.far_bytes, found.recordings
+    ({'dp': 2}, 0, 1)
+    """
     if gpus < 1 or gpus_per_node < 1:
         raise UsageError(f"{min(gpus, gpus_per_node)} GPUs", hint="1 or more")
     if mesh is not None and parallelize in (None, "fsdp", "ddp"):
@@ -56,13 +91,14 @@ def find_fitting(
             "mixed_precision is for fsdp and ddp",
             hint="set MixedPrecisionPolicy in the function",
         )
-    dtype = None if mixed_precision is None else parse_dtype(mixed_precision)
+    dtype = resolve_dtype(mixed_precision)
 
     def record(place: Place, knobs: Knobs) -> Analysis:
-        given = {"mesh": dict(place.mesh), "parallelize": place.parallelize, "knobs": knobs}
+        tuned = Tuned(place.parallelize, knobs)
+        given: dict[str, Any] = {"mesh": dict(place.mesh), "parallelize": tuned}
         if place.parallelize == "ddp" and dtype is not None:
             given["autocast"] = dtype
-        return analyze_model(model, args, kwargs, gpu=gpu, **{**options, **given})
+        return analyze(model, args, kwargs, gpu=gpu, **{**options, **given})
 
     search, rows = Search(record, gpus_per_node), list[MeshFit]()
     if parallelize in (None, "fsdp"):
@@ -118,7 +154,7 @@ class Place:
     """A mesh, and the way a model is laid out on it."""
 
     mesh: Mesh
-    parallelize: ParallelizeChoice
+    parallelize: Way
 
     @property
     def shards(self) -> int:

@@ -12,12 +12,12 @@ import torch
 from torch import nn, optim
 
 from fxmem.analysis import Analysis
-from fxmem.analyzing import analyze_model
+from fxmem.analyzing import analyze
 from fxmem.applying.applying import apply
+from fxmem.applying.plan_search import plan
 from fxmem.errors import FxmemError, FxmemWarning, InfeasibleError
 from fxmem.gpus import find_gpu
 from fxmem.planning.plan import Plan
-from fxmem.planning.planner import plan
 from fxmem.units import format_bytes, resolve_bytes
 
 _LOGGER = logging.getLogger("fxmem")
@@ -84,7 +84,7 @@ class FirstStep:
         if options.get("gpu") is not None:
             options["device"] = self._options.get("device", "cuda")
         try:
-            analysis = self.analysis = analyze_model(model, args, kwargs, **options)
+            analysis = self.analysis = analyze(model, args, kwargs, **options)
         except FxmemError as error:
             if self._applies:
                 raise

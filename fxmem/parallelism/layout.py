@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fxmem.errors import UsageError
 
-ParallelizeChoice = str | Callable[[Any, Any], Any] | None
-"""``"fsdp"``, ``"ddp"``, a TARGET, or a function of a model and a DeviceMesh."""
 Mesh = tuple[tuple[str, int], ...]
 """Names and sizes of the dimensions of a mesh, the last of which runs fastest."""
 _PLAIN = ("fsdp", "ddp")
@@ -44,6 +42,21 @@ class Knobs:
 NO_KNOBS = Knobs()
 
 
+Way = str | Callable[[Any, Any], Any] | None
+"""``"fsdp"``, ``"ddp"``, a TARGET, or a function of a model and a DeviceMesh."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """A way to lay a model out, with knobs."""
+
+    way: Way
+    knobs: Knobs
+
+
+ParallelizeChoice = Way | Tuned
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """A mesh of processes, one of its ranks, and the function that lays a model out on it.
@@ -53,7 +66,7 @@ class Layout:
     """
 
     mesh: Mesh
-    parallelize: ParallelizeChoice
+    parallelize: Way
     rank: int | str = 0  # or "worst": the one with the highest peak
     knobs: Knobs = NO_KNOBS
 
@@ -62,28 +75,27 @@ class Layout:
         """The number of processes."""
         return math.prod(size for _, size in self.mesh)
 
-    def list_differing(self) -> list[int]:
-        """Lists the ranks among which the one with the highest peak is.
+    def list_differing(self) -> list[Layout]:
+        """Lists the layouts of the ranks among which the one with the highest peak is.
 
         All ranks of up to eight; of more, those at the ends of each dimension of the mesh: what
         cannot be divided evenly gives more to the first ranks and less to the last.
 
-        >>> Layout((("dp", 16), ("tp", 2)), "fsdp").list_differing()
+        >>> [each.rank for each in Layout((("dp", 16), ("tp", 2)), "fsdp").list_differing()]
         [0, 1, 30, 31]
         """
-        if self.world_size <= _FEW:
-            return [*range(self.world_size)]
         ranks = [0]
         for _, size in self.mesh:
             ranks = [rank * size + at for rank in ranks for at in sorted({0, size - 1})]
-        return ranks
+        if self.world_size <= _FEW:
+            ranks = [*range(self.world_size)]
+        return [replace(self, rank=rank) for rank in ranks]
 
 
 def resolve_layout(
     mesh: Mapping[str, int] | None,
     parallelize: ParallelizeChoice,
     rank: int | str,
-    knobs: Knobs = NO_KNOBS,
 ) -> Layout | None:
     """Checks the layout that a caller asks for; None where no mesh is given.
 
@@ -106,6 +118,9 @@ def resolve_layout(
             "no function lays the model out on the mesh",
             hint="parallelize='fsdp', 'ddp', or a function of the model and the mesh",
         )
+    knobs = NO_KNOBS
+    if isinstance(parallelize, Tuned):
+        knobs, parallelize = parallelize.knobs, parallelize.way
     if isinstance(parallelize, str) and ":" not in parallelize and parallelize not in _PLAIN:
         raise UsageError(
             f"unknown parallelize={parallelize!r}",

@@ -9,7 +9,7 @@ from torch import fx, nn
 from torch.fx import traceback
 
 from fxmem.analysis import Analysis
-from fxmem.analyzing import analyze_model
+from fxmem.analyzing import analyze
 from fxmem.tracing.fxgraph import NODE
 from fxmem.training.annotation import META, NodeMemory, measure_nodes
 
@@ -44,7 +44,7 @@ class MemoryProp:
         Raises:
             FxmemError: As :func:`fxmem.analyze` does.
         """
-        analysis = analyze_model(_Interpreted(self.graph_module), args, **self.options)
+        analysis = analyze(_Interpreted(self.graph_module), args, **self.options)
         placeholders = self.graph_module.graph.find_nodes(op="placeholder")
         traced = analysis.fx_graph.find_nodes(op="placeholder")
         origins = {mine.name: node.name for mine, node in zip(traced, placeholders, strict=False)}

@@ -12,29 +12,33 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from fxmem.analyzing import describe_setup, find_settings, isolate_analysis
+from fxmem.analysis import Setup
+from fxmem.analyzing import describe_setup, isolate_analysis
 from fxmem.errors import UsageError
 from fxmem.fakes.devices import translate_devices
 from fxmem.fakes.fake_mode import describe_inputs, make_fake_mode
 from fxmem.fakes.swapping import restore_user_state
 from fxmem.loading.inputs import check_inputs, check_model, gather_inputs
 from fxmem.loading.target import load_target
-from fxmem.parallelism.layout import Layout
+from fxmem.parallelism.layout import Layout, ParallelizeChoice, resolve_layout
 from fxmem.parallelism.wrapping import parallelize_model
 from fxmem.pipelines.pipeline import Pipeline, RankMemory
 from fxmem.pipelines.rank_recorder import Metas, RankPlace, find_outputs, name_stage, record_rank
 from fxmem.pipelines.schedules import deal_stages
+from fxmem.recording.size_hints import SizeHint
 from fxmem.tracing.state import save_random_states
 from fxmem.training.blueprint import Blueprint
 from fxmem.training.losses import resolve_loss
 from fxmem.training.optimizers import resolve_optimizer
 from fxmem.training.options import (
+    DtypeChoice,
     LossChoice,
     OptimizerChoice,
     check_choices,
     load_choice,
     name_choice,
-    resolve_options,
+    resolve_device,
+    resolve_dtype,
 )
 from fxmem.training.training import Step
 from fxmem.versions.release import check_release, is_release
@@ -45,7 +49,7 @@ _DIMENSION = "pp"
 """The pipeline's own dimension of the mesh of all processes, the outermost."""
 
 
-def analyze_pipeline(
+def pipeline(
     stages: Stages,
     args: Any = (),
     kwargs: Mapping[str, Any] | None = None,
@@ -53,25 +57,73 @@ def analyze_pipeline(
     schedule: str = "1F1B",
     microbatches: int = 8,
     ranks: int | None = None,
+    device: str | torch.device = "cuda",
+    gpu: str | None = None,
+    attention: str | None = None,
+    dtype: DtypeChoice = None,
     optimizer: OptimizerChoice = None,
     loss: LossChoice = None,
     return_outputs: bool = True,
     alloc_conf: str | None = None,
-    **options: Any,
+    size_hint: SizeHint = None,
+    mesh: Mapping[str, int] | None = None,
+    parallelize: ParallelizeChoice = None,
 ) -> Pipeline:
-    """Records each rank in turn: :func:`fxmem.pipeline`, with its arguments."""
+    """Measures the memory of each rank of a pipeline of ``torch.distributed.pipelining``.
+
+    PyTorch's own stages and schedule run on each rank in turn, in a process group whose other ranks
+    are not there. Recorded is a steady step of each rank::
+
+        optimizer.zero_grad()  # an optimizer for each stage
+        output = schedule.step(*args, target=target, losses=losses, **kwargs)
+        optimizer.step()
+
+    Args:
+        stages: The modules, each taking what the one before returns: a list, a ``ModuleList`` or
+            ``Sequential``, or a TARGET of one, such as a function that returns the list.
+        args: Positional inputs of the first stage, of all micro-batches together: PyTorch splits
+            them along dimension 0.
+        kwargs: Keyword inputs, which every stage takes.
+        schedule: A name that ``torch.distributed.pipelining.schedules.get_schedule_class`` takes.
+        microbatches: Micro-batches of a step.
+        ranks: The ranks that the stages are dealt to. None for as many as stages, and half as many
+            for a schedule of several stages a rank.
+        device: As for :func:`analyze`.
+        gpu: As for :func:`analyze`.
+        attention: As for :func:`analyze`.
+        dtype: As for :func:`analyze`.
+        optimizer: As for :func:`analyze`; each stage has one.
+        loss: As for :func:`analyze`, of the last stage's output.
+        return_outputs: As for ``schedule.step``: whether the last rank merges and returns results.
+        alloc_conf: As for :func:`analyze`.
+        size_hint: As for :func:`analyze`.
+        mesh: The processes that share each stage, as for :func:`analyze`: the mesh without the
+            dimension of the pipeline.
+        parallelize: As for :func:`analyze`, for a stage.
+
+    Raises:
+        UsageError: An argument is not understood, or the schedule does not take these numbers.
+        LoadError: The TARGET cannot be loaded.
+        TraceError: A stage cannot be run on fake tensors.
+
+    >>> from torch import nn
+    >>> found = pipeline([nn.Linear(64, 64) for _ in range(4)], "32x64", device="cpu")
+    >>> [rank.stages[0].most_in_flight for rank in found.ranks]
+    [4, 3, 2, 1]
+    """
     check_release()
-    chosen = resolve_options(**options)
-    target, layout = chosen.target, chosen.layout
-    settings = find_settings(target.name, alloc_conf)
+    layout = resolve_layout(mesh, parallelize, 0)
+    chosen = replace(
+        resolve_device(device, gpu, attention, alloc_conf, size_hint),
+        dtype=resolve_dtype(dtype),
+        layout=layout,
+    )
     check_choices(loss, optimizer)
     _check_layout(layout, return_outputs)
     inputs = gather_inputs(args, kwargs)
     fake_mode, named = make_fake_mode(), set[str]()
-    parallelize = None if layout is None else layout.parallelize
-    isolate = functools.partial(
-        isolate_analysis, stages, loss, optimizer, parallelize, options=chosen
-    )
+    choices = (stages, loss, optimizer, parallelize)
+    isolate = functools.partial(isolate_analysis, *choices, options=chosen)
     with isolate(layout=layout):
         with translate_devices(named=named):
             modules = _list_stages(stages, fake_mode)
@@ -87,9 +139,7 @@ def analyze_pipeline(
         check_inputs(modules[0], *given)
         _check_batch(given, microbatches)
         metas = _find_metas(blueprint, modules, microbatches, specs)
-    shared = 1 if layout is None else layout.world_size
-    mesh = ((_DIMENSION, len(dealt)), *(() if layout is None else layout.mesh))
-    peers = range(0, len(dealt) * shared, shared)
+    whole_mesh = ((_DIMENSION, len(dealt)), *(() if layout is None else layout.mesh))
     setup = describe_setup(
         stages if isinstance(stages, str) else type(modules[0]).__name__,
         specs,
@@ -97,24 +147,29 @@ def analyze_pipeline(
         optimizer,
         loss,
         frontend="record",
-        mesh=dict(mesh),
+        mesh=dict(whole_mesh),
         parallelize=name_choice(parallelize),
         schedule=f"{schedule} of {microbatches} micro-batches",
     )
+    shared = 1 if layout is None else layout.world_size
+    peers = tuple(range(0, len(dealt) * shared, shared))
     measured = []
     for rank, own in enumerate(dealt):
-        place = RankPlace(schedule, microbatches, return_outputs, metas, own, tuple(peers))
-        whole = Layout(mesh, functools.partial(_lay_out_stages, layout), peers[rank])
+        place = RankPlace(schedule, microbatches, return_outputs, metas, own, peers)
+        whole = Layout(whole_mesh, functools.partial(_lay_out_stages, layout), peers[rank])
         drawn = _draw_rank(blueprint, modules, own, None if layout is None else whole)
-        record = functools.partial(record_rank, place, target=target, hints=chosen.hints)
         with isolate(layout=whole):
-            graph, actions, notes = _run(drawn, record, specs)
-        notes += tuple(chosen.list_notes(operation.name for operation in graph.operations))
-        own_setup = replace(setup, rank=peers[rank], notes=notes)
-        measured.append(
-            RankMemory(own_setup, graph, settings, chosen.gpu, rank=rank, actions=actions)
-        )
+            measured.append(_measure_rank(rank, drawn, place, replace(setup, rank=peers[rank])))
     return Pipeline(schedule, microbatches, tuple(measured))
+
+
+def _measure_rank(rank: int, blueprint: Blueprint, place: RankPlace, setup: Setup) -> RankMemory:
+    options = blueprint.options
+    record = functools.partial(record_rank, place, target=options.target, hints=options.hints)
+    graph, actions, notes = _run(blueprint, record, setup.inputs)
+    notes += tuple(options.list_notes(operation.name for operation in graph.operations))
+    setup = replace(setup, notes=notes)
+    return RankMemory(setup, graph, options.settings, options.gpu, rank=rank, actions=actions)
 
 
 def _draw_rank(

@@ -43,15 +43,10 @@ save some two percent for it.
 """
 
 
-def pareto(
-    analysis: Analysis,
-    *,
-    by_flops: bool = False,
-    points: int = 20,
-    style: str | None = None,
-    **search: Any,
+def find_front(
+    analysis: Analysis, *, by_flops: bool, points: int, style: str | None = None, **search: Any
 ) -> Front:
-    """Lists the trade-offs of a step: :func:`fxmem.pareto`, whose arguments these are."""
+    """Lists the trade-offs of a training step: :func:`fxmem.pareto`."""
     step = prepare_step(analysis, style)
     front, _ = _search(step, Goal(by_flops=by_flops), **search)
     front = _leave_out_poor(front)
@@ -63,27 +58,19 @@ def pareto(
     return Front(_make_plan(step, candidate, in_full=False) for candidate in front)
 
 
-def plan(
-    analysis: Analysis,
-    *,
-    budget: str | float | None = None,
-    max_overhead: float | None = None,
-    max_overhead_flops: float | None = None,
-    style: str | None = None,
-    **search: Any,
-) -> Plan:
-    """Finds the plan that keeps a limit: :func:`fxmem.plan`, whose arguments these are."""
-    check_analysis(analysis)
-    if analysis.setup.mode == "infer":
-        budget_bytes = math.inf if budget is None else resolve_bytes(budget)
-        changes = plan_changes(analysis)
-        if changes.peak_bytes > budget_bytes:
-            raise InfeasibleError(
-                f"no plan within {format_bytes(int(budget_bytes))} was found; with all changes the"
-                f" step takes {format_bytes(changes.peak_bytes)}"
-            )
-        return changes
-    goal = resolve_limit(budget, max_overhead, max_overhead_flops)
+def plan_inference(analysis: Analysis, budget: str | float | None) -> Plan:
+    """Finds the plan of a step of inference, which recomputes nothing: :func:`fxmem.plan`."""
+    changes = plan_changes(analysis)
+    if budget is not None and changes.peak_bytes > resolve_bytes(budget):
+        raise InfeasibleError(
+            f"no plan within {format_bytes(resolve_bytes(budget))} was found; with all changes the"
+            f" step takes {format_bytes(changes.peak_bytes)}"
+        )
+    return changes
+
+
+def find_plan(analysis: Analysis, goal: Goal, *, style: str | None = None, **search: Any) -> Plan:
+    """Finds the plan of a training step that keeps a limit: :func:`fxmem.plan`."""
     step = prepare_step(analysis, style)
     front, is_over = _search(step, goal, **search)
     if goal.overhead is None:

@@ -149,8 +149,17 @@ FORMATS: dict[str, Format] = {
 }
 
 
-def add_format(suffix: str, renderer: Callable[[Any], str | bytes]) -> None:
-    """Registers a format of reports: :func:`fxmem.register_format`."""
+def register_format(suffix: str, renderer: Callable[[Any], str | bytes]) -> None:
+    """Registers a format of reports, for ``-o`` of all commands and :func:`fxmem.render`.
+
+    Args:
+        suffix: The suffix of its files, such as ``".tex"``.
+        renderer: Takes any result, whose ``list_blocks()`` and ``to_dict()`` have all that there
+            is, and returns the content of a file.
+
+    Raises:
+        UsageError: The suffix is none.
+    """
     if not suffix.startswith(".") or len(suffix) < 2:
         raise UsageError(f"{suffix!r} is not a suffix", hint="such as '.tex'")
     views: Mapping[str, View] = {REPORT: lambda result, options, kind: renderer(result)}
@@ -195,7 +204,7 @@ def find_view(kind: str, options: RenderOptions) -> str:
     return view
 
 
-def render(result: Any, kind: str, options: RenderOptions) -> str | bytes:
+def render_as(result: Any, kind: str, options: RenderOptions) -> str | bytes:
     """Writes a result in a format; refuses a plan for another model."""
     view, entry, step = find_view(kind, options), FORMATS[kind], result.pictured
     if step is None and (options.plan is not None or not entry.is_report):
@@ -211,9 +220,34 @@ def render(result: Any, kind: str, options: RenderOptions) -> str | bytes:
     return entry.views[view](result if entry.is_report else step, options, kind)
 
 
-def write_file(result: Any, path: str | os.PathLike[str], options: RenderOptions) -> None:
-    """Writes a result to a file, whose suffix chooses the format."""
-    written = render(result, find_format(path), options)
+def render(
+    result: Any,
+    path: str | os.PathLike[str],
+    *,
+    view: str | None = None,
+    depth: int | None = None,
+    expand: bool = False,
+    plan: Plan | None = None,
+    front: Iterable[Plan] = (),
+) -> None:
+    """Writes a result to a file; for an analysis also the method :meth:`fxmem.Analysis.render`.
+
+    Args:
+        result: An analysis, or any other result.
+        path: The file, whose suffix chooses the format: ``.txt``, ``.md``, ``.csv``, ``.json`` or
+            ``.html`` for a report; of a step also ``.svg``, ``.png``, ``.pdf`` or ``.dot`` for a
+            picture, and ``.pickle`` for PyTorch's memory viewer.
+        view: The view of the step; None for the format's default.
+        depth: How many levels of modules to open; None for as many as can be read, and
+            all levels around the peak.
+        expand: Show every operation and each of the blocks that repeat.
+        plan: A plan to show on the step.
+        front: The trade-offs of the step, from :func:`fxmem.pareto`.
+
+    Raises:
+        UsageError: The suffix is not known, or no program that draws it is installed.
+    """
+    written = render_as(result, find_format(path), RenderOptions(view, depth, expand, plan, front))
     with open(path, "wb") as file:
         file.write(encode(written))
 

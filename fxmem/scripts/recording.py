@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from fxmem.analysis import Analysis
-from fxmem.analyzing import find_settings
 from fxmem.graph import SourceLocation
 from fxmem.memory.liveness import Peak
+from fxmem.recording.size_hints import SizeHint
 from fxmem.scripts.launchers import Launcher
 from fxmem.scripts.script_run import Read, ScriptRun
 from fxmem.scripts.session import EnoughSteps, Session
 from fxmem.source import find_source
-from fxmem.training.options import resolve_options
+from fxmem.training.options import resolve_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,20 +113,52 @@ class Recording:
 
 
 @contextlib.contextmanager
-def record_code(
+def record(
     *,
-    steps: int | None,
-    alloc_conf: str | None,
-    world_size: int | None,
-    rank: int,
-    **options: Any,
+    steps: int | None = None,
+    device: str = "cuda",
+    gpu: str | None = None,
+    attention: str | None = None,
+    alloc_conf: str | None = None,
+    size_hint: SizeHint = None,
+    world_size: int | None = None,
+    rank: int = 0,
 ) -> Iterator[Recording]:
-    """Records the code that runs within: :func:`fxmem.record`."""
-    chosen = resolve_options(**options)
+    """Records the steps of the code in a ``with`` statement, on fake tensors.
+
+    The code is as for a GPU: it makes or moves models and data to ``"cuda"``. A step ends when all
+    optimizers have stepped. When another begins after the last one asked for, the block is left,
+    and the program goes on after it. Modules that were moved within get their own tensors back;
+    other tensors that were made within have no values.
+
+    Args:
+        steps: As for :func:`fxmem.run`, like the other arguments.
+        device: ``"cuda"``, or ``"cpu"`` for code that trains there.
+        gpu: The target GPU.
+        attention: The backend of attention that is assumed.
+        alloc_conf: As ``PYTORCH_ALLOC_CONF``.
+        size_hint: How many elements ``nonzero``, boolean masks and the like find; None for all.
+        world_size: The number of processes, of which this is one.
+        rank: Its rank.
+
+    Raises:
+        UsageError: An argument is not understood.
+
+    >>> import torch
+    >>> model = torch.nn.Linear(1024, 1024)
+    >>> with record(gpu="h100", steps=1) as recording:
+    ...     loss = model.cuda()(torch.ones(256, 1024, device="cuda")).sum()
+    ...     with recording.phase("backward"):
+    ...         loss.backward()
+    >>> recording.peak.phase.value, [phase.name for phase in recording.phases]
+    ('backward', ['backward'])
+    >>> model.weight.device.type
+    'cpu'
+    """
+    options = resolve_device(device, gpu, attention, alloc_conf, size_hint)
     launcher = Launcher(rank, world_size)
     launcher.script = str(find_source() or "the code")
-    settings = find_settings(chosen.target.name, alloc_conf)
-    session = Session(chosen, steps, launcher, settings, keeps_real=True)
+    session = Session(options, steps, launcher, keeps_real=True)
     recording = Recording(session)
     with session.watch(), launcher.take_place():
         with contextlib.suppress(EnoughSteps):

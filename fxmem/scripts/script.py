@@ -4,37 +4,63 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
-from fxmem.analyzing import find_settings
 from fxmem.errors import FxmemError, TraceError
+from fxmem.recording.size_hints import SizeHint
 from fxmem.scripts.launchers import Launcher
 from fxmem.scripts.script_run import Progress, ScriptRun
 from fxmem.scripts.session import EnoughSteps, Session
 from fxmem.training.failures import explain_failure
-from fxmem.training.options import resolve_options
+from fxmem.training.options import resolve_device
 
 
-def run_script(
+def run(
     script: str,
     arguments: Sequence[str] = (),
     *,
     is_module: bool = False,
     steps: int | None = None,
+    device: str = "cuda",
+    gpu: str | None = None,
+    attention: str | None = None,
     alloc_conf: str | None = None,
+    size_hint: SizeHint = None,
     world_size: int | None = None,
     rank: int = 0,
     progress: Progress | None = None,
-    **options: Any,
 ) -> ScriptRun:
-    """Runs a script as ``python`` does and records its steps: :func:`fxmem.run`.
+    """Runs a training script as it is, and measures the memory of its steps.
 
-    With ``progress``, which says meanwhile how far it is, Ctrl-C ends the script like its last step
-    once there is one.
+    ``torch.cuda`` answers as on a machine with one GPU. What the script puts there becomes fake
+    tensors, which have no memory; operators on them are recorded and compute nothing. Everything
+    else is real: data sets, loaders, files. Reading a fake tensor's value, such as a loss, returns
+    1; an assertion gets the answer that passes. The script ends when all of its optimizers have
+    stepped so many times.
+
+    Args:
+        script: The path of a script, the name of a module, or a program that starts one, as
+            ``torchrun`` does.
+        arguments: Its arguments.
+        is_module: Whether ``script`` names a module, as for ``python -m``.
+        steps: How many steps to record; by default three, or two of more than 100,000 operators.
+        device: ``"cuda"``; or ``"cpu"``, for a script that finds no GPU and trains on the CPU.
+        gpu: As for :func:`analyze`.
+        attention: As for :func:`analyze`.
+        alloc_conf: As for :func:`analyze`.
+        size_hint: How many elements ``nonzero``, boolean masks and the like find; None for all.
+        world_size: The number of processes, as ``torchrun --nproc-per-node`` starts them; the
+            others need not be there. None for as many as the script starts.
+        rank: The one of them that runs.
+        progress: Is told how far the script is; Ctrl-C then ends it like its last step, once there
+            is one.
+
+    Raises:
+        UsageError: There is no such script, or an argument is not understood.
+        TraceError: The script fails, or ends before a step.
     """
     launcher = Launcher(rank, world_size)
-    chosen = resolve_options(**options)
-    session = Session(chosen, steps, launcher, find_settings(chosen.target.name, alloc_conf))
+    options = resolve_device(device, gpu, attention, alloc_conf, size_hint)
+    session = Session(options, steps, launcher)
     if progress is not None:
         progress.describe = session.describe_progress
     with session.watch():
@@ -58,7 +84,7 @@ def run_script(
             if not session.is_done:
                 if isinstance(error, FxmemError):
                     raise
-                raise _explain(error, launcher.script, chosen.size_hint is not None) from error
+                raise _explain(error, launcher.script, size_hint is not None) from error
         session.end()
     launcher.check_place()
     return session.describe()

@@ -75,7 +75,6 @@ class Session:
         options: The target device and what is assumed of it.
         steps: How many steps to record; None for three, or two long ones.
         launcher: Names what runs, and counts the GPUs.
-        settings: Settings of the caching allocator.
         keeps_real: Whether modules that are moved get their real tensors back in the end.
     """
 
@@ -84,7 +83,6 @@ class Session:
         options: Options,
         steps: int | None,
         launcher: Launcher,
-        settings: Any,
         *,
         keeps_real: bool = False,
     ) -> None:
@@ -96,7 +94,6 @@ class Session:
         self._options = options
         self._steps = steps
         self._launcher = launcher
-        self._settings = settings
         self._recorder = ScriptRecorder(options.target, options.hints)
         self._tracer = ScriptTracer(self._recorder, options.target.device, self._begin)
         self._optimizers: list[weakref.ref[Optimizer]] = []
@@ -198,7 +195,9 @@ class Session:
         """Makes the functions that read and reset the counters of the GPU's allocator."""
         ledger, gpu = self._recorder.ledger, self._options.gpu
         memory = None if gpu is None else DeviceMemory(gpu.capacity_bytes, CONTEXT_BYTES[1])
-        meter = AllocatorMeter(self._settings, memory)
+        settings = self._options.settings
+        assert settings is not None  # on a GPU
+        meter = AllocatorMeter(settings, memory)
 
         def after(do: Callable[[], Any]) -> Callable[..., Any]:
             def feed_and_do(*_args: Any, **_kwargs: Any) -> Any:
@@ -282,7 +281,7 @@ class Session:
             attention=self._options.architecture.attention,
             compiled=NOT_COMPILED in self._notes,
         )
-        self.windows.append(Analysis(setup, graph, self._settings, self._options.gpu))
+        self.windows.append(Analysis(setup, graph, self._options.settings, self._options.gpu))
         gc.collect(0)
         self._stepped.clear()
         tracer.begin_window()

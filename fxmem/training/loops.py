@@ -210,7 +210,7 @@ _CHOICES = {
 
 
 def resolve_loop(loop: LoopChoice, settings: Mapping[str, Any]) -> tuple[Loop, LoopFunction]:
-    """Resolves a loop, or the name or TARGET of one, with other settings.
+    """Resolves a loop, or the name or TARGET of one, with other settings but the ones of None.
 
     Returns:
         The loop as reports name it, and its function with the settings.
@@ -221,6 +221,7 @@ def resolve_loop(loop: LoopChoice, settings: Mapping[str, Any]) -> tuple[Loop, L
     >>> str(resolve_loop("lightning", {"accumulate": 2})[0])
     'lightning(accumulate=2)'
     """
+    settings = {name: value for name, value in settings.items() if value is not None}
     if callable(loop):
         return _bind(str(getattr(loop, "__name__", type(loop).__name__)), loop, settings)
     if isinstance(loop, Loop):

@@ -1,8 +1,9 @@
-"""Options of an analysis: checked, and resolved to targets, GPUs, loops and dtypes."""
+"""Options of a recording: checked, and resolved to targets, GPUs, loops and dtypes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,12 +19,13 @@ from fxmem.kernels.cuda.gpu import Gpu, describe_gpu
 from fxmem.kernels.registry import Backend
 from fxmem.loading.parsing import is_target
 from fxmem.loading.target import load_function
-from fxmem.loop import Loop
-from fxmem.parallelism.layout import NO_KNOBS, Knobs, Layout, ParallelizeChoice, resolve_layout
+from fxmem.loop import PLAIN, Loop
+from fxmem.memory.allocator.settings import AllocatorSettings, parse_settings
+from fxmem.parallelism.layout import Layout
 from fxmem.plugins import load_plugins
 from fxmem.recording.size_hints import SizeHint, SizeHints, read_size_hint
 from fxmem.specs import parse_dtype, strip_torch
-from fxmem.training.loops import SIDE_STREAMS, LoopChoice, LoopFunction, resolve_loop
+from fxmem.training.loops import SIDE_STREAMS, LoopFunction, plain
 from fxmem.training.losses import resolve_loss
 from fxmem.training.optimizers import resolve_optimizer
 
@@ -34,26 +36,33 @@ LossChoice = str | Callable[[Any], torch.Tensor] | None
 """A name, a TARGET, a function from the output to a scalar; None for the default."""
 OptimizerChoice = str | Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None
 """A name, a TARGET, a callable from the parameters to the optimizer; None for none."""
+DtypeChoice = str | torch.dtype | None
+_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Checked options, which hold for any model."""
+    """Checked options, which hold for any model; by default of training by a plain loop."""
 
-    mode: str  # train or infer
-    inference_mode: bool  # whether inference runs under inference_mode, else under no_grad
     target: Backend  # the device whose kernels run the step
     gpu: GpuModel | None  # the target GPU; None for any
     architecture: Gpu  # the properties of the GPU that the choice of kernels depends on
-    dtype: str | None  # of parameters and floating inputs; None for their own
-    autocast: str | None  # the dtype of forward and loss under autocast, as the caller wrote it
-    autocast_to: torch.dtype | None  # the same, as PyTorch takes it
-    loop: Loop  # around the model
-    run_loop: LoopFunction  # the same, to be called with the training
-    frontend: str | None  # asked for
+    settings: AllocatorSettings | None  # of the caching allocator; None where there is none
     size_hint: SizeHint  # how many elements nonzero and the like find; None to refuse them
     hints: SizeHints  # the same, read
+    mode: str = "train"  # or infer
+    inference_mode: bool = False  # whether inference runs under it, else under no_grad
+    dtype: str | None = None  # of parameters and floating inputs; None for their own
+    autocast: str | None = None  # the dtype of forward and loss, as the caller wrote it
+    loop: Loop = PLAIN  # around the model
+    run_loop: LoopFunction = plain  # the same, to be called with the training
+    frontend: str | None = None  # asked for
     layout: Layout | None = None  # on a mesh of processes; None for one process
+
+    @property
+    def autocast_to(self) -> torch.dtype | None:
+        """The dtype of autocast as PyTorch takes it."""
+        return None if self.autocast is None else getattr(torch, parse_dtype(self.autocast))
 
     @property
     def has_side_stream(self) -> bool:
@@ -67,92 +76,86 @@ class Options:
         yield from note_preference(names, self.architecture)
 
 
-def resolve_options(
-    *,
-    mode: str = "train",
-    inference_mode: bool = False,
-    device: str | torch.device = "cuda",
-    gpu: str | None = None,
-    attention: str | None = None,
-    dtype: str | torch.dtype | None = None,
-    autocast: str | torch.dtype | None = None,
-    loop: LoopChoice = "plain",
-    accumulate: int | None = None,
-    set_to_none: bool | None = None,
-    hold_outputs: bool | None = None,
-    frontend: str | None = None,
-    size_hint: SizeHint = None,
-    mesh: Mapping[str, int] | None = None,
-    parallelize: ParallelizeChoice = None,
-    rank: int | str = 0,
-    knobs: Knobs = NO_KNOBS,
+def resolve_device(
+    device: str | torch.device,
+    gpu: str | None,
+    attention: str | None,
+    alloc_conf: str | None,
+    size_hint: SizeHint,
 ) -> Options:
-    """Checks arguments of :func:`fxmem.analyze`, and finds the objects that they name.
+    """Checks the options that every recording has, and finds the objects that they name.
 
     Raises:
-        UsageError: An argument is not understood, or contradicts another.
+        UsageError: An option is not understood, or contradicts another.
     """
     load_plugins()
     device = str(device)  # a torch.device has its name
-    check_mode(mode)
-    if inference_mode and mode != "infer":
-        raise UsageError(f"inference_mode with mode={mode!r}", hint="mode='infer' (--mode infer)")
     if device not in TARGETS:
         raise UsageError(f"unknown device {device!r}", hint=" or ".join(TARGETS))
-    if frontend not in (None, *FRONTENDS):
-        raise UsageError(f"unknown frontend {frontend!r}", hint="fx or record")
     if gpu is not None and device != "cuda":
         raise UsageError(f"gpu={gpu!r} with device={device!r}", hint="leave one of them out")
     if attention not in (None, *BACKENDS):
         raise UsageError(f"unknown attention {attention!r}", hint=" or ".join(BACKENDS))
     if attention is not None and device != "cuda":
         raise UsageError(f"attention={attention!r} with device={device!r}", hint="device='cuda'")
-    layout = resolve_layout(mesh, parallelize, rank, knobs)
-    if layout is not None and frontend == "fx":
-        raise UsageError("the fx frontend with a mesh", hint="leave the frontend out")
     model = None if gpu is None else find_gpu(gpu)
-    outputs = None if hold_outputs is None else "next step" if hold_outputs else "step"
-    settings = {"accumulate": accumulate, "set_to_none": set_to_none, "outputs": outputs}
-    given = {name: value for name, value in settings.items() if value is not None}
-    named_loop, run_loop = resolve_loop(loop, given)
     return Options(
-        mode=mode,
-        inference_mode=inference_mode,
         target=TARGETS[device],
         gpu=model,
         architecture=replace(describe_gpu(model), attention=attention),
-        dtype=None if dtype is None else parse_dtype(dtype),
-        autocast=None if autocast is None else strip_torch(autocast),
-        autocast_to=_resolve_autocast(autocast, device),
-        loop=named_loop,
-        run_loop=run_loop,
-        frontend=frontend if layout is None else "record",
+        settings=_find_settings(device, alloc_conf),
         size_hint=size_hint,
-        layout=layout,
         hints=read_size_hint(size_hint),
     )
 
 
-def _resolve_autocast(autocast: str | torch.dtype | None, device: str) -> torch.dtype | None:
+def _find_settings(device: str, alloc_conf: str | None) -> AllocatorSettings | None:
+    if device != "cuda":
+        if alloc_conf is not None:
+            raise UsageError("the allocator's settings are for CUDA", hint="device='cuda'")
+        return None
+    if alloc_conf is None:
+        alloc_conf = next(filter(None, map(os.environ.get, _ALLOCATOR_VARIABLES)), "")
+    return parse_settings(alloc_conf)
+
+
+def resolve_dtype(dtype: DtypeChoice) -> str | None:
+    """Finds the name of a dtype that a caller chose."""
+    return None if dtype is None else parse_dtype(dtype)
+
+
+def resolve_autocast(autocast: DtypeChoice, target: Backend) -> str | None:
+    """Checks the dtype of autocast, and leaves it as the caller wrote it."""
     if autocast is None:
         return None
     if not isinstance(autocast, str | torch.dtype):
         raise UsageError(f"autocast={autocast!r} is not a dtype", hint="bf16, fp16, or None")
-    name = parse_dtype(strip_torch(autocast))
+    name = parse_dtype(autocast)
     if name not in ("bfloat16", "float16"):
         raise UsageError(f"autocast to {name}", hint="bf16 or fp16")
-    if device == "cpu" and name == "float16":
+    if target is CPU and name == "float16":
         raise UsageError("autocast to float16 is not supported on the CPU", hint="bf16")
-    return getattr(torch, name)  # type: ignore[no-any-return]
+    return strip_torch(autocast)
 
 
-def check_mode(mode: object) -> None:
-    """Raises UsageError unless a mode is ``train`` or ``infer``."""
+def resolve_frontend(frontend: str | None, layout: Layout | None) -> str | None:
+    """Checks the tracer that a caller asks for; a step of one rank of many is recorded."""
+    if frontend not in (None, *FRONTENDS):
+        raise UsageError(f"unknown frontend {frontend!r}", hint="fx or record")
+    if layout is not None and frontend == "fx":
+        raise UsageError("the fx frontend with a mesh", hint="leave the frontend out")
+    return frontend if layout is None else "record"
+
+
+def check_mode(mode: object, inference_mode: bool = False) -> None:
+    """Raises UsageError unless a mode is ``train`` or ``infer``, which inference_mode needs."""
     if mode not in MODES:
         raise UsageError(
             f"unknown mode {mode!r}",
             hint="did you mean infer?" if mode == "eval" else " or ".join(MODES),
         )
+    if inference_mode and mode != "infer":
+        raise UsageError(f"inference_mode with mode={mode!r}", hint="mode='infer' (--mode infer)")
 
 
 # -- losses and optimizers as a caller chooses them: named, written or imported -------------------

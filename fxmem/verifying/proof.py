@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
 from fxmem.analysis import Analysis
-from fxmem.analyzing import analyze_model
+from fxmem.analyzing import analyze
 from fxmem.applying.applying import apply
 from fxmem.errors import FxmemError, UsageError
 from fxmem.fakes.fake_mode import describe_inputs, read_leaf
@@ -26,6 +26,9 @@ from fxmem.planning.outcome import measure_plan
 from fxmem.planning.plan import Plan, fingerprint_graph
 from fxmem.specs import TensorSpec, parse_dtype, strip_torch
 from fxmem.training.options import (
+    DtypeChoice,
+    LossChoice,
+    OptimizerChoice,
     check_choices,
     check_mode,
     name_choice,
@@ -59,12 +62,79 @@ def verify(
     mode: str = "train",
     steps: int = 3,
     seed: int = 0,
+    optimizer: OptimizerChoice = None,
+    loss: LossChoice = None,
+    autocast: DtypeChoice = None,
+    mesh: Mapping[str, int] | None = None,
+    parallelize: ParallelizeChoice = None,
+) -> Verification:
+    """Runs real steps with and without a plan, and compares them bit for bit.
+
+    Both models take real steps from the same state, with the same inputs and random numbers, on
+    the model's device. Compared after each step: output, loss, every gradient, buffer and
+    parameter, the optimizer's state, inputs that were changed, and the states of all random number
+    generators. Then the peak of a step of each model is measured, and the second one compared with
+    the plan's, if there is one. Afterwards both models, their gradients and the random numbers are
+    as they were before.
+
+    Args:
+        model: The model.
+        planned: The model with a plan, from :func:`fxmem.apply`; or any other whose parameters
+            and buffers have the same names. Its own values are not used.
+        args: Positional inputs, as for :func:`fxmem.analyze`. Inputs without values are random:
+            normal where they are floating, else 0 or 1.
+        kwargs: Keyword inputs, of the same kinds.
+        mode: ``"train"``, or ``"infer"`` for ``eval()`` under ``no_grad()``.
+        steps: How many steps to compare.
+        seed: Seed of the inputs and of the random numbers of the first step.
+        optimizer: As for :func:`fxmem.analyze`; without one, parameters stay as they are.
+        loss: As for :func:`fxmem.analyze`.
+        autocast: ``"bf16"`` to autocast forward and loss.
+        mesh: As for :func:`fxmem.analyze`: each rank, of four at most, is a process of a gloo
+            group on this machine's CPU, and lays out a copy of either model. Shards of gradients
+            and parameters are compared on each rank; peaks are not measured.
+        parallelize: As for :func:`fxmem.analyze`; the processes must be able to import it.
+
+    Raises:
+        UsageError: An argument is not understood, or the models cannot be compared.
+        TraceError: The step of the first model fails.
+
+    >>> from torch import nn
+    >>> report = verify(nn.Linear(4, 2), nn.Linear(4, 2), "8x4", optimizer="adam")
+    >>> report.equal, report.steps, report.compared["gradient"]
+    (True, 3, 2)
+    """
+    return _verify(
+        model,
+        planned,
+        args,
+        kwargs,
+        mode=mode,
+        steps=steps,
+        seed=seed,
+        mesh=mesh,
+        parallelize=parallelize,
+        optimizer=optimizer,
+        loss=loss,
+        autocast=autocast,
+    )
+
+
+def _verify(
+    model: nn.Module,
+    planned: nn.Module,
+    args: Any,
+    kwargs: Mapping[str, Any] | None,
+    *,
+    mode: str,
+    steps: int = 3,
+    seed: int = 0,
     mesh: Mapping[str, int] | None = None,
     parallelize: ParallelizeChoice = None,
     target: str | None = None,
     **step: Any,
 ) -> Verification:
-    """Compares real steps of two models: :func:`fxmem.verify`, whose arguments these are."""
+    """Compares real steps of two models, the first of which a TARGET may name."""
     check_mode(mode)
     for name, value, least in (("steps", steps, 1), ("seed", seed, 0)):
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
@@ -128,7 +198,7 @@ def _predict(
 ) -> Analysis | None:
     """Analyses the step of a model; None where it is refused, which a note then says."""
     try:
-        return analyze_model(model, *given, device=device.type, **options)
+        return analyze(model, *given, device=device.type, **options)
     except FxmemError as error:
         notes.append(f"No peak is predicted: {error.cause}.")
         return None
@@ -206,7 +276,7 @@ def verify_target(
             planned = apply(model.train(), plan, args, kwargs)
         uses_gpu = has_gpu and options.get("mesh") is None
         model.to(device or ("cuda" if uses_gpu else "cpu"))
-        return verify(model, planned, args, kwargs, mode=plan.mode, target=target, **options)
+        return _verify(model, planned, args, kwargs, mode=plan.mode, target=target, **options)
 
 
 def _parse_autocast(autocast: object) -> torch.dtype | None:

@@ -15,8 +15,7 @@ from hypothesis import given, settings
 
 import fxmem
 from fxmem.graph import Category, MemoryGraph
-from fxmem.planning.planner import pareto
-from fxmem.report.formats import RenderOptions, render
+from fxmem.report.formats import RenderOptions, render_as
 from fxmem.report.html import write_html
 from fxmem.units import format_bytes
 
@@ -230,7 +229,7 @@ def test_the_keyboard_is_enough(open_page: Open) -> None:
 
 def test_the_graph_goes_to_the_peak(open_page: Open) -> None:
     analysis = make_analysis()
-    page = open_page(analysis, None, (), render(analysis, "svg", RenderOptions()))
+    page = open_page(analysis, None, (), render_as(analysis, "svg", RenderOptions()))
     page.set_viewport_size({"width": 400, "height": 400})
     page.get_by_role("button", name="To the peak").last.click()
     box = page.locator(".picture text", has_text="PEAK: 30.00 MiB").bounding_box()
@@ -276,7 +275,7 @@ CONTRAST = """() => {
 
 def test_a_plan_lies_over_the_step_and_every_text_stands_out(open_page: Open) -> None:
     analysis = fxmem.analyze("examples/unet.py:UNet", ("1x3x64x64",))
-    front = pareto(analysis, time_limit_s=1)
+    front = fxmem.pareto(analysis, time_limit_s=1)
     plan = next(each for each in reversed(front) if each.segments)
     page = open_page(analysis, plan, front)
     readout, overlay = page.locator("#overlay-moment"), page.locator("#overlay")

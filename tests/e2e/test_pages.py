@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from pages import BLOCKS, PAGES, ROOT, Block, list_blocks, list_commands
 
 import fxmem
 from benchmarks.cases import import_torchvision
-from fxmem.cli import main
+from fxmem.cli import main, step
 from fxmem.finding import FINDERS, TEXTS
 from fxmem.report.formats import FORMATS
 
@@ -131,10 +132,10 @@ ANALYZED: dict[str, fxmem.Analysis] = {}
 
 def analyze_once(*args: Any, **options: Any) -> fxmem.Analysis:
     """Commands about one step share its analysis."""
-    step = repr((args, options))
-    if step not in ANALYZED:
-        ANALYZED[step] = fxmem.analyze(*args, **options)
-    return ANALYZED[step]
+    key = repr((args, options))
+    if key not in ANALYZED:
+        ANALYZED[key] = fxmem.analyze(*args, **options)
+    return ANALYZED[key]
 
 
 @pytest.fixture
@@ -150,7 +151,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
         (tmp_path / name).write_text(SCRIPT)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr(fxmem.api, "analyze", analyze_once)
+    monkeypatch.setattr(step, "fxmem", types.SimpleNamespace(analyze=analyze_once))
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     with mock.patch.dict(FORMATS), mock.patch.dict(FINDERS), mock.patch.dict(TEXTS):

@@ -17,8 +17,8 @@ import fxmem
 from benchmarks.cuda_accuracy import DATA, list_measurements
 from benchmarks.cuda_cases import CUDA_CASES
 from benchmarks.published.page import list_recorded_rows
+from fxmem import analyze
 from fxmem.analysis import Analysis
-from fxmem.api import analyze
 from fxmem.batching.record import MaxBatch
 from fxmem.cli import COMMANDS, _build_parser
 from fxmem.comparison.changes import Change

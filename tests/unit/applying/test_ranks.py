@@ -21,7 +21,7 @@ from fxmem.cli import main
 from fxmem.errors import InfeasibleError, UsageError
 from fxmem.parallelism.checkpointing import checkpoint_blocks
 from fxmem.parallelism.wrapping import shard_blocks
-from fxmem.planning.planner import pareto
+from fxmem.planning.planner import find_front
 from fxmem.planning.strategies.problem import Goal
 from fxmem.planning.text import list_way_blocks
 from fxmem.report.blocks import render_text
@@ -86,7 +86,7 @@ def test_the_optimizer_of_one_process_hides_no_plan() -> None:
     # In one process the peak lies in the optimizer step, which no recomputation lowers.
     fixed: dict[str, Any] = {**STEP, "mesh": None, "parallelize": None}
     model = make_net()
-    assert len(pareto(fxmem.analyze(model, f"16x{WIDTH}", **fixed), style="modules")) == 1
+    assert len(fxmem.pareto(fxmem.analyze(model, f"16x{WIDTH}", **fixed), style="modules")) == 1
     shared = fxmem.analyze(model, f"16x{WIDTH}", **{**STEP, "parallelize": "fsdp"})
     assert min(plan.peak_bytes for plan in fxmem.pareto(shared, points=2)) < shared.peak_bytes
 
@@ -129,7 +129,7 @@ def test_refusals(analysis: fxmem.Analysis, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="parallelize checkpoints modules, and a plan would"):
         fxmem.pareto(analyze(make_net(), parallelize=parallelize))
     with pytest.raises(UsageError, match="is found by recording the rank"):
-        pareto(analysis)
+        find_front(analysis, by_flops=False, points=20)
     plan = fxmem.Plan("", 2, 1)
     with pytest.raises(UsageError, match="plans are not drawn on the step of a rank"):
         fxmem.render(analysis, tmp_path / "x.dot", plan=plan)

@@ -27,7 +27,7 @@ from fxmem.analysis import Analysis, Setup
 from fxmem.graph import RESIDENT, Category, MemoryGraph, Operation, Phase, Storage
 from fxmem.kernels.cuda.gpu import Gpu, current_gpu
 from fxmem.memory.allocator.settings import AllocatorSettings
-from fxmem.training.options import resolve_options
+from fxmem.training.options import resolve_device
 
 GPU = {"gpu": "A GPU", "capability": [9, 0], "multiprocessors": 132}
 MACHINE = {"schema": accuracy.SCHEMA, "torch": "2.13.0", "cudnn": 91002, **GPU}
@@ -152,7 +152,7 @@ def test_measurements_of_another_schema_are_refused(tmp_path: Path) -> None:
 
 def test_the_gpu_is_the_measured_one() -> None:
     with accuracy.use_machine(MACHINE):
-        gpu = resolve_options().architecture
+        gpu = resolve_device("cuda", None, None, None, None).architecture
     assert gpu == Gpu((9, 0), 91002, 132, 2048)
     assert current_gpu() == Gpu()
 

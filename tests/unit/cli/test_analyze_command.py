@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-import types
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +21,7 @@ COMMAND = ["analyze", "nets/net.py:Net"]
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Replaces fxmem.api.analyze; the calls that it got."""
+    """Replaces fxmem.analyze; the calls that it got."""
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
     def analyze(*args: Any, **kwargs: Any) -> Any:
@@ -31,9 +29,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[Any, ...], dict[s
         print("the model prints something")
         return make_analysis()
 
-    module = types.ModuleType("fxmem.api")
-    module.analyze = analyze
-    monkeypatch.setitem(sys.modules, "fxmem.api", module)
+    monkeypatch.setattr(fxmem, "analyze", analyze)
     return calls
 
 
@@ -169,9 +165,7 @@ def test_a_warning_is_one_line(
         warnings.warn("a hook is\x1b[2J left out", fxmem.FxmemWarning, stacklevel=2)
         return make_analysis()
 
-    module = types.ModuleType("fxmem.api")
-    module.analyze = analyze  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "fxmem.api", module)
+    monkeypatch.setattr(fxmem, "analyze", analyze)
     show = warnings.showwarning
     assert main(COMMAND) == 0
     assert capsys.readouterr().err == "fxmem: warning: a hook is\\x1b[2J left out\n"

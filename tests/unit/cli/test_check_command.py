@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
-import types
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,9 +62,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     (tmp_path / "nets").mkdir()
     (tmp_path / "nets" / "net.yaml").write_text("small")
     project = Project(tmp_path)
-    module = types.ModuleType("fxmem.api")
-    module.analyze = project.analyze
-    monkeypatch.setitem(sys.modules, "fxmem.api", module)
+    monkeypatch.setattr(fxmem, "analyze", project.analyze)
     monkeypatch.chdir(tmp_path / "nets")
     return project
 

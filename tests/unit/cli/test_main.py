@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import fxmem
 from fxmem.cli import COMMANDS, main
 from fxmem.errors import FxmemError, TraceError
 from fxmem.planning.plan import Plan
@@ -30,15 +30,13 @@ sys.exit("torch" in sys.modules or "tabulate" in sys.modules)
 
 @pytest.fixture
 def fail_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
-    """Makes fxmem.api.analyze raise."""
+    """Makes fxmem.analyze raise."""
 
     def fail(error: BaseException) -> None:
         def analyze(*args: object, **kwargs: object) -> None:
             raise error
 
-        module = types.ModuleType("fxmem.api")
-        module.analyze = analyze
-        monkeypatch.setitem(sys.modules, "fxmem.api", module)
+        monkeypatch.setattr(fxmem, "analyze", analyze)
 
     return fail
 

@@ -12,6 +12,7 @@ import pytest
 from hand_made import make_analysis
 from hand_made_plans import make_front, make_plan
 
+import fxmem
 from fxmem.cli import main
 from fxmem.errors import InfeasibleError
 from fxmem.finding import Finding
@@ -40,11 +41,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         calls["pareto"] = kwargs
         return Front(make_front())
 
-    module = types.ModuleType("fxmem.api")
-    module.analyze = analyze  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "fxmem.api", module)
-    monkeypatch.setattr(planner, "plan", plan)
-    monkeypatch.setattr(planner, "pareto", pareto)
+    monkeypatch.setattr(fxmem, "analyze", analyze)
+    monkeypatch.setattr(fxmem, "plan", plan)
+    monkeypatch.setattr(fxmem, "pareto", pareto)
     monkeypatch.setattr(outcome, "find_planned_step", lambda *_: None)
     return calls
 
@@ -112,7 +111,7 @@ def test_no_plan_is_exit_1_and_leaves_the_file_as_it_was(
     def plan(*_: Any, **__: Any) -> Plan:
         raise InfeasibleError("no plan within 24.00 MiB was found")
 
-    monkeypatch.setattr(planner, "plan", plan)
+    monkeypatch.setattr(fxmem, "plan", plan)
     path = tmp_path / "plan.json"
     path.write_text("an older plan")
     assert main([*ONE, "-o", str(path)]) == 1

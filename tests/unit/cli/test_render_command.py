@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +9,8 @@ import pytest
 from hand_made import make_analysis
 from hand_made_plans import make_front, make_plan
 
+import fxmem
 from fxmem.cli import main
-from fxmem.planning import planner
 from fxmem.planning.plan import Segment, fingerprint_graph
 from fxmem.report.graph import engine
 from fxmem.report.plots import draw_tradeoff
@@ -22,17 +20,14 @@ COMMAND = ["render", "nets/net.py:Net", "--input", "8x1024"]
 
 @pytest.fixture(autouse=True)
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Replaces fxmem.api.analyze; the options that it got."""
+    """Replaces fxmem.analyze; the options that it got."""
     calls: list[dict[str, Any]] = []
 
     def analyze(*args: Any, **options: Any) -> Any:
         calls.append(options)
         return make_analysis()
 
-    module = types.ModuleType("fxmem.api")
-    module.pareto = lambda analysis, **how: planner.pareto(analysis, **how)  # type: ignore[attr-defined]
-    module.analyze = analyze
-    monkeypatch.setitem(sys.modules, "fxmem.api", module)
+    monkeypatch.setattr(fxmem, "analyze", analyze)
     return calls
 
 
@@ -95,7 +90,7 @@ def test_a_plan_is_laid_over_it(
 def test_the_command_works_out_the_trade_offs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planner, "pareto", lambda analysis, **_: make_front())
+    monkeypatch.setattr(fxmem, "pareto", lambda analysis, **_: make_front())
     path = tmp_path / "a.svg"
     assert main([*COMMAND, "--view", "tradeoff", "-o", str(path)]) == 0
     assert path.read_bytes() == draw_tradeoff(make_analysis(), "svg", make_front())
@@ -145,9 +140,7 @@ def test_a_page_tells_the_trade_offs_of_a_step_with_a_plan(
     report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(
-        planner, "pareto", lambda analysis, **how: asked.append(how) or make_front()
-    )
+    monkeypatch.setattr(fxmem, "pareto", lambda analysis, **how: asked.append(how) or make_front())
     plan, page = tmp_path / "plan.json", tmp_path / "a.html"
     fingerprint = fingerprint_graph(make_analysis().graph)
     made = make_plan(fingerprint=fingerprint, segments=(Segment("fc1", "fc1", 1),), dels=())

@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 import fxmem
-from fxmem.analyzing import analyze_model
 from fxmem.errors import TraceError, UsageError
 from fxmem.fitting.search import Place, Search
-from fxmem.parallelism.layout import Knobs
+from fxmem.parallelism.layout import Knobs, Tuned
 
 WIDTH = 64
 
@@ -45,12 +44,11 @@ def test_meshes_between_are_computed() -> None:
     assert (found.recordings, len(found.rows)) == (3, 4)
     row = next(row for row in found.rows if not row.is_recorded)
     assert row.mesh == {"replicate": 4, "shard": 8}
-    analysis = analyze_model(
+    analysis = fxmem.analyze(
         model,
         f"8x{WIDTH}",
         mesh=row.mesh,
-        parallelize="fsdp",
-        knobs=Knobs(reshards=False),
+        parallelize=Tuned("fsdp", Knobs(reshards=False)),
         optimizer="adamw",
         loss="mse",
         gpu="t4",

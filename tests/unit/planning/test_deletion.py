@@ -13,7 +13,7 @@ import torch
 from running import Runs
 from torch import Tensor, nn
 
-from fxmem.api import analyze
+from fxmem import analyze
 from fxmem.graph import SourceLocation
 from fxmem.memory.timeline import build_timeline
 from fxmem.planning.dels.deletion import apply_deletions, find_deletions

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from benchmarks.cases import Case, Spec
 from benchmarks.step import Mode
+from fxmem import analyze
 from fxmem.analysis import Analysis
-from fxmem.api import analyze
 from fxmem.graph import MemoryGraph
 from fxmem.memory.timeline import build_timeline
 from fxmem.planning.inplace.inplace_changes import apply_inplace, find_inplace

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import fxmem
-from fxmem.planning.planner import pareto
-from fxmem.planning.planner import plan as plan_step
+from fxmem import pareto
+from fxmem import plan as plan_step
 from fxmem.units import format_bytes
 
 INPUT = "4096x64"

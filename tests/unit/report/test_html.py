@@ -16,7 +16,7 @@ from hand_made_plans import make_front, make_plan
 
 from fxmem.graph import Category
 from fxmem.planning.plan import Segment, fingerprint_graph
-from fxmem.report.formats import RenderOptions, render
+from fxmem.report.formats import RenderOptions, render_as
 from fxmem.report.graph import engine
 from fxmem.report.html import read_script, read_style, write_html
 
@@ -93,7 +93,7 @@ def test_names_are_text_and_nothing_else(with_graph: bool) -> None:
         dels=(),
     )
     plain = Elements(write_html(make_analysis(), make_plan(inplace=(), dels=())))
-    svg = render(analysis, "svg", RenderOptions(None, None, True)) if with_graph else b""
+    svg = render_as(analysis, "svg", RenderOptions(None, None, True)) if with_graph else b""
     page = write_html(analysis, plan, (), svg)
     elements = Elements(page)
     drawn = {"svg", "g", "title", "path", "polygon", "polyline", "ellipse", "text"}

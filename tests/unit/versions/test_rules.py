@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend
 
-from fxmem.api import analyze
+from fxmem import analyze
 from fxmem.graph import Category
 from fxmem.kernels.cuda import gpu as gpus
 from fxmem.kernels.cuda.attention.backends import read_settings
