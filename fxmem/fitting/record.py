@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fxmem.analysis import Setup
-from fxmem.parallelism.layout import Knobs
+from fxmem.parallelism.layout import Knobs, Mesh, Way
 from fxmem.report.blocks import Block, Heading, Paragraph
 from fxmem.report.result import Result
 from fxmem.report.tables import Bytes, Cell, Table
@@ -22,6 +22,24 @@ FAR_WEIGHT = 9
 
 An H100 sends 450 GB/s by NVLink, and 50 GB/s by the adapter of 400 Gbit/s that it has of its node.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A mesh, and the way a model is laid out on it."""
+
+    mesh: Mesh
+    parallelize: Way
+
+    @property
+    def shards(self) -> int:
+        """The number of parts that ``fully_shard`` cuts a parameter into; 1 without it."""
+        return self.mesh[-1][1] if self.parallelize == "fsdp" else 1
+
+    @property
+    def replicas(self) -> int:
+        """The number of processes that have the same part."""
+        return math.prod(size for _, size in self.mesh) // self.shards
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from torch import nn
 from fxmem.analysis import Analysis
 from fxmem.analyzing import analyze
 from fxmem.errors import TraceError, UsageError
-from fxmem.fitting.record import Fitting, MeshFit
+from fxmem.fitting.record import Fitting, MeshFit, Place
 from fxmem.graph import Operation
 from fxmem.loading.importing import read_files_once
 from fxmem.memory.interpolation import describe_structure, interpolate_graph
@@ -147,24 +147,6 @@ def _list_shapes(mesh: Mapping[str, int | None], gpus: int, per_node: int) -> It
             yield tuple((name, int(sizes_by_name[name] or 1)) for name in mesh)
     if not found:
         raise UsageError(f"no mesh {dict(mesh)!r} has {gpus} processes", hint="dp=*,tp=*")
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A mesh, and the way a model is laid out on it."""
-
-    mesh: Mesh
-    parallelize: Way
-
-    @property
-    def shards(self) -> int:
-        """The number of parts that ``fully_shard`` cuts a parameter into; 1 without it."""
-        return self.mesh[-1][1] if self.parallelize == "fsdp" else 1
-
-    @property
-    def replicas(self) -> int:
-        """The number of processes that have the same part."""
-        return math.prod(size for _, size in self.mesh) // self.shards
 
 
 @dataclass

@@ -11,7 +11,8 @@ from torch import nn
 
 import fxmem
 from fxmem.errors import TraceError, UsageError
-from fxmem.fitting.search import Place, Search
+from fxmem.fitting.record import Place
+from fxmem.fitting.search import Search
 from fxmem.parallelism.layout import Knobs, Tuned
 
 WIDTH = 64
