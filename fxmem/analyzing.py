@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -190,12 +191,14 @@ def _analyze(
         given = blueprint.make_inputs()
         check_inputs(blueprint.model, *given)
         specs = describe_inputs(*given)
-        served = _record(blueprint, specs)
+        served = record_blueprint(blueprint, specs)
         if chosen.mode == "infer" and served.recording.casts_weights:
             # Memory differs between no_grad and inference_mode, where autocast keeps no casts.
             reverse, frontend = not chosen.inference_mode, served.frontend
             other_options = replace(chosen, inference_mode=reverse, frontend=frontend)
-            other = _record(replace(blueprint, options=other_options), specs).recording.graph
+            other = record_blueprint(
+                replace(blueprint, options=other_options), specs
+            ).recording.graph
     graph = served.recording.fx_graph
     remember_model(graph, described)
     setup = describe_setup(
@@ -283,7 +286,7 @@ def analyze_again(analysis: Analysis) -> Analysis:
     blueprint, options = analysis.blueprint, analysis.blueprint.options
     layout = options.layout
     with isolate_analysis(layout and layout.parallelize, options=options, layout=layout):
-        recording = _record(blueprint, analysis.setup.inputs).recording
+        recording = record_blueprint(blueprint, analysis.setup.inputs).recording
     return replace(analysis, graph=recording.graph, fx_graph=recording.fx_graph)
 
 
@@ -357,57 +360,51 @@ class Served:
     reason: str  # why fx did not serve, or ""
 
 
-def _record(blueprint: Blueprint, inputs: Sequence[str]) -> Served:
-    """Records the step, and restores what the user's code keeps from call to call."""
-    kinds = {type(module) for module in blueprint.model.modules()}
-    users = [*kinds, blueprint.loss, blueprint.make_optimizer]
-    with contextlib.ExitStack() as after, restore_user_state(users), blueprint.fake_mode:
-        after.callback(save_random_states())
+def record_blueprint(blueprint: Blueprint, inputs: Sequence[str]) -> Served:
+    """Records the step with the frontend asked for, else with the first that serves.
 
-        def record(symbolic_sizes: bool) -> Recording:
-            recording = blueprint.record(symbolic_sizes, inputs)
-            depends = recording.is_routed or blueprint.options.size_hint is not None
-            if not symbolic_sizes or recording.reason or not depends:
-                return recording
-            is_hinted = blueprint.is_hinted(recording.fx_graph)
-            reason = "its code goes by a size that depends on data" if is_hinted else ""
-            return replace(recording, reason=reason)
-
-        options = blueprint.options
-        if options.layout is not None:
-            return Served(record(False), "record", "")
-        return record_with_frontend(record, options.frontend)
-
-
-def record_with_frontend(record: Callable[[bool], Recording], frontend: str | None) -> Served:
-    """Records with the frontend asked for, else with the first that serves.
-
-    Sizes stay nodes for ``fx``, and are numbers for ``record``.
+    Sizes stay nodes for ``fx``, and are numbers for ``record``. What the user's code keeps from
+    call to call is restored.
 
     Raises:
         TraceError: The step fails, or ``fx`` was asked for and cannot express the model.
     """
-    if frontend == "record":
-        return Served(record(False), "record", "record was asked for")
-    try:
-        recording = record(True)
-    except DataDependentError:
-        raise
-    except TraceError as error:
-        # An error that did not pass through the tracer would come again without it.
-        if frontend == "fx" or not is_traced(error.__cause__ or error):
+    frontend = blueprint.options.frontend
+    kinds = {type(module) for module in blueprint.model.modules()}
+    users = [*kinds, blueprint.loss, blueprint.make_optimizer]
+    with contextlib.ExitStack() as after, restore_user_state(users), blueprint.fake_mode:
+        after.callback(save_random_states())
+        if frontend == "record":
+            is_asked = blueprint.options.layout is None
+            reason = "record was asked for" if is_asked else ""
+            return Served(blueprint.record(inputs, symbolic_sizes=False), "record", reason)
+        try:
+            recording = blueprint.record(inputs, symbolic_sizes=True)
+        except DataDependentError:
             raise
-        reason = error.cause
-    else:
-        if not recording.reason:
-            return Served(recording, "fx", "")
-        if frontend == "fx":
-            raise TraceError(
-                f"the fx frontend cannot express this model: {recording.reason}",
-                hint="leave the frontend out, and record will serve",
-            )
-        return Served(recording, "record", recording.reason)
-    return Served(record(False), "record", reason)
+        except TraceError as error:
+            # An error that did not pass through the tracer would come again without it.
+            if frontend == "fx" or not is_traced(error.__cause__ or error):
+                raise
+            reason = error.cause
+        else:
+            reason = recording.reason or _explain_hints(blueprint, recording)
+            if not reason:
+                return Served(recording, "fx", "")
+            if frontend == "fx":
+                raise TraceError(
+                    f"the fx frontend cannot express this model: {reason}",
+                    hint="leave the frontend out, and record will serve",
+                )
+            return Served(recording, "record", reason)
+        return Served(blueprint.record(inputs, symbolic_sizes=False), "record", reason)
+
+
+def _explain_hints(blueprint: Blueprint, recording: Recording) -> str:
+    """Explains why a graph is for the sizes alone that were assumed of data; empty if it is not."""
+    depends = recording.is_routed or blueprint.options.size_hint is not None
+    is_hinted = depends and blueprint.is_hinted(recording.fx_graph)
+    return "its code goes by a size that depends on data" if is_hinted else ""
 
 
 def _list_notes(blueprint: Blueprint, recording: Recording, **choices: object) -> Iterator[str]:

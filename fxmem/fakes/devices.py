@@ -147,17 +147,23 @@ class _Translator(TorchFunctionMode):
             return _ANSWERS[func] if is_on_gpu else func(*args)
         was_busy, self._thread.is_busy = self.is_busy, True
         try:
-            return self._run(func, args, kwargs or {})
+            kwargs = kwargs or {}
+            if kwargs or func in _SPELLED or _device.CURRENT_DEVICE is not None:
+                func, args, kwargs = spell_device(func, args, kwargs)
+            if func in _SPECIAL:
+                result = self._run_special(func, args, kwargs)
+                if result is not NotImplemented:
+                    return result
+            is_moved, args, kwargs = self._turn_all(args, kwargs)
+            result = func(*args, **kwargs)
+            return mark_on_accelerator(result) if is_moved and not self._is_gpu else result
         finally:
             self._thread.is_busy = was_busy
 
-    def _run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if kwargs or func in _SPELLED or _device.CURRENT_DEVICE is not None:
-            func, args, kwargs = spell_device(func, args, kwargs)
-        if func in _SPECIAL:
-            result = self._run_special(func, args, kwargs)
-            if result is not NotImplemented:
-                return result
+    def _turn_all(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[bool, tuple[Any, ...], dict[str, Any]]:
+        """Turns the devices among arguments, and returns whether there were any."""
         is_moved = False
         for argument in args:
             if type(argument) is torch.device or type(argument) is str:
@@ -169,8 +175,7 @@ class _Translator(TorchFunctionMode):
             turned = self._turn_device(device)
             is_moved |= turned is not device
             kwargs = {**kwargs, "device": turned}
-        result = func(*args, **kwargs)
-        return mark_on_accelerator(result) if is_moved and not self._is_gpu else result
+        return is_moved, args, kwargs
 
     def _run_special(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs functions that move tensors or name devices otherwise than all others."""

@@ -24,8 +24,8 @@ from torch.nn.parallel import distributed as parallel_distributed
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fxmem.errors import UsageError
+from fxmem.parallelism.collectives import make_reducer_kind, make_work
 from fxmem.parallelism.layout import Layout
-from fxmem.parallelism.reducer import make_reducer_kind, make_work
 from fxmem.patching import change_items, patch
 from fxmem.versions.release import is_release
 

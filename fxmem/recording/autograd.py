@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch._C._autograd import _get_sequence_nr
 
 from fxmem.graph import Save
+from fxmem.patching import patch
 from fxmem.recording.ledger import Ledger
 from fxmem.specs import strip_torch
 from fxmem.versions.fallbacks import is_dense
@@ -197,6 +199,32 @@ class AutogradLog:
 def is_own_output(maker: Any) -> bool:
     """Returns whether a tensor with this ``grad_fn`` is saved by the function that made it."""
     return maker is not None and maker._sequence_nr() == _get_sequence_nr() - 1
+
+
+# -- the engine --------------------------------------------------------------------------------
+
+
+def watch_engine(
+    begin: Callable[[Any], None], run_engine: Callable[[Callable[..., Any], Any, Any], Any]
+) -> AbstractContextManager[None]:
+    """Makes a context that watches each ``backward`` and ``torch.autograd.grad``.
+
+    Args:
+        begin: Is told of the tensors that gradients are wanted of, before the first gradients are
+            made.
+        run_engine: Is given the engine's function, and its positional and keyword arguments.
+    """
+    namespace: Any = torch.autograd
+    run, make_gradients = namespace._engine_run_backward, namespace._make_grads
+
+    def make_watched(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        begin(outputs)
+        return make_gradients(outputs, *args, **kwargs)
+
+    def run_watched(*args: Any, **kwargs: Any) -> Any:
+        return run_engine(run, args, kwargs)
+
+    return patch({namespace: {"_make_grads": make_watched, "_engine_run_backward": run_watched}})
 
 
 # -- gradients that eager autograd writes in place, and not while Python watches -------------------

@@ -12,8 +12,8 @@ from torch.utils._mode_utils import no_dispatch
 from fxmem.errors import TraceError
 from fxmem.fakes.fake_mode import is_wrapper
 from fxmem.kernels.registry import Backend
+from fxmem.parallelism.collectives import is_count, run_collective
 from fxmem.parallelism.foreach import run_on_locals
-from fxmem.parallelism.reducer import is_count, run_collective
 from fxmem.source import find_source
 from fxmem.versions.operators import aten
 

@@ -6,7 +6,7 @@ import functools
 import threading
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -142,24 +142,21 @@ class Ledger:
             return index
         if self._others and storage in self._others:
             return NO_STORAGE
-        with self.lock:
-            return self._begin(tensor, storage, born, node)
-
-    def _begin(self, tensor: Tensor, storage: Any, born: int | None, node: int | None) -> int:
-        key, nbytes = storage._cdata, storage.nbytes()
+        nbytes = storage.nbytes()
         if nbytes == 0:
             return NO_STORAGE
-        birth = self.operation if born is None else born
-        seen = LiveStorage(nbytes, tuple(tensor.shape), strip_torch(tensor.dtype), birth, node)
-        index = self._add(key, seen)
-        self._watch(storage)
-        if born == RESIDENT and self.recording:  # there all the time, though it is seen only now
-            self.resident_bytes += nbytes
-            self.live_now_bytes += nbytes
-            self.peak_bytes += nbytes
-            self.live_bytes = [live + nbytes for live in self.live_bytes]
-        else:
-            self.change(nbytes)
+        with self.lock:
+            birth = self.operation if born is None else born
+            seen = LiveStorage(nbytes, tuple(tensor.shape), strip_torch(tensor.dtype), birth, node)
+            index = self._add(storage._cdata, seen)
+            self._watch(storage)
+            if born == RESIDENT and self.recording:  # there all the time, though seen only now
+                self.resident_bytes += nbytes
+                self.live_now_bytes += nbytes
+                self.peak_bytes += nbytes
+                self.live_bytes = [live + nbytes for live in self.live_bytes]
+            else:
+                self.change(nbytes)
         return index
 
     def _watch(self, storage: Any) -> None:
@@ -202,20 +199,21 @@ class Ledger:
         alive = {self._serials[index] for index in self._live.values()}
         self.history = [event for event in self.history if event[0] in alive]
 
-    def keep(self, name: str, nbytes: int, node: int | None, *, by_engine: bool) -> None:
+    def keep(self, kept: Iterable[tuple[str, int]], node: int | None, *, by_engine: bool) -> None:
         """Adds memory that a library takes at its first use in a thread, and never frees.
 
         The autograd engine's thread has memory of its own, and so has each stream
         (``getCurrentCUDABlasHandle`` in ``aten/src/ATen/cuda/CublasHandlePool.cpp``).
         """
-        key = name, by_engine, find_stream()
-        if not nbytes or key in self._kept:
-            return
-        self._kept.add(key)
-        storage = LiveStorage(nbytes, (nbytes,), "uint8", self.operation, node)
-        storage.category, storage.name = Category.WORKSPACE, name
-        self._add(~self._next_serial, storage)  # no address
-        self.change(nbytes)
+        for name, nbytes in kept:
+            key = name, by_engine, find_stream()
+            if not nbytes or key in self._kept:
+                continue
+            self._kept.add(key)
+            storage = LiveStorage(nbytes, (nbytes,), "uint8", self.operation, node)
+            storage.category, storage.name = Category.WORKSPACE, name
+            self._add(~self._next_serial, storage)  # no address
+            self.change(nbytes)
 
     def empty_cache(self) -> None:
         """Notes that the program gives back what its allocator caches."""
@@ -225,23 +223,27 @@ class Ledger:
         self,
         made: Sequence[Tensor],
         workspace: Workspace,
-        see: Callable[[Tensor], object],
-        keep: Callable[[], object],
+        node: int | None,
+        kept: Iterable[tuple[str, int]],
+        *,
+        by_engine: bool,
     ) -> Blocks:
         """Counts an operator's results and its kernel's blocks, in the kernel's order.
 
         Args:
             made: The results.
             workspace: The blocks.
-            see: Counts a result.
-            keep: Counts what the library behind the kernel takes for good.
+            node: The node that runs.
+            kept: What the library behind the kernel takes for good.
+            by_engine: Whether autograd's engine runs the operator.
 
         Returns:
             The blocks, as the memory graph has them.
         """
+        keep = functools.partial(self.keep, kept, node, by_engine=by_engine)
         if isinstance(workspace, int):
             for tensor in made:
-                see(tensor)
+                self.track(tensor, node=node)
             if self.recording:  # before the workspace, as in the timeline
                 keep()
             if workspace:
@@ -258,12 +260,12 @@ class Ledger:
         named = {~block for block, _ in workspace}
         for at, tensor in enumerate(made):
             if at not in named:
-                see(tensor)
+                self.track(tensor, node=node)
         blocks, held = list[tuple[int, int]](), dict[int, int]()
         for block, nbytes in workspace:
             count = len(self.storages)
             if block < 0:
-                see(made[~block])
+                self.track(made[~block], node=node)
                 blocks += [(NEXT_RESULT, 0)] * (len(self.storages) - count)
                 continue
             blocks.append((block, nbytes))

@@ -33,14 +33,12 @@ from fxmem.graph import (
 )
 from fxmem.kernels.cuda.gpu import current_state, find_stream
 from fxmem.kernels.registry import Backend, OperatorCall, Workspace
-from fxmem.parallelism.collectives import describe_collective
+from fxmem.parallelism.collectives import describe_collective, run_collective
 from fxmem.parallelism.layout import Mesh
-from fxmem.parallelism.reducer import run_collective
 from fxmem.patching import patch
 from fxmem.recording.autograd import AutogradLog, EngineWatch
 from fxmem.recording.casts import CastLog
 from fxmem.recording.constants import find_written, list_tensors
-from fxmem.recording.first_step import FirstStepLog
 from fxmem.recording.handlers import (
     PASS,
     DispatchedCall,
@@ -55,6 +53,7 @@ from fxmem.recording.handlers import (
 )
 from fxmem.recording.ledger import NO_STORAGE, Ledger, UserReferences
 from fxmem.recording.operators import (
+    FirstStepLog,
     OperatorRunner,
     RealTensorCache,
     find_effect,
@@ -232,54 +231,34 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
                 find_fake = self.real_tensors.find_fake
                 args, kwargs = tree_map_only(torch.Tensor, find_fake, (args, kwargs))
                 read = list_tensors((args, kwargs))
-            return self._watch(func, args, kwargs, read)
+            if self.before_first is not None:
+                self.before_first()
+            running = torch._C._current_autograd_node()
+            result = self._run(func, args, kwargs, running)
+            made = list_tensors((result,))
+            if func.namespace == "c10d":
+                name = func._schema.name.partition("::")[2].strip("_")
+                self.label(read, Category.COMMUNICATION, name)
+            refuse_sparse(made)
+            refuse_endless(made)
+            self._count(func, OperatorCall(args, kwargs, result), read, made, running)
+            return result
 
-    def _watch(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], read: list[torch.Tensor]
-    ) -> Any:
-        if self.before_first is not None:
-            self.before_first()
-        running, in_backward = torch._C._current_autograd_node(), self._phase is Phase.BACKWARD
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], running: Any) -> Any:
+        """Runs an operator, which a function of autograd runs or none."""
+        in_backward = self._phase is Phase.BACKWARD
         if running is not None and not in_backward:  # forward runs a backward of its own
             node = self.autograd.find_node(running)
             self.autograd.early |= set() if node is None else {node}
         result = self._reuse_sum(func, args, running)
         if func.namespace == "c10d":
             result = run_collective(func, args)
-        if result is None:
-            by_user = self._phase in (Phase.FORWARD, Phase.LOSS)
-            if in_backward:  # the gradient to begin with, and functions that the user wrote
-                by_user = running is None or isinstance(running, BackwardCFunction)
-            result = self.runner.run(func, args, kwargs, by_user=by_user)
-        made = list_tensors((result,))
-        if func.namespace == "c10d":
-            self.label(
-                read, Category.COMMUNICATION, func._schema.name.partition("::")[2].strip("_")
-            )
-        refuse_sparse(made)
-        refuse_endless(made)
-        call = OperatorCall(args, kwargs, result)
-        workspace = self.runner.estimate_workspace(func, call)
-        kept = self.runner.list_kept(func, args)
-
-        def keep() -> None:
-            # The engine's thread for the GPU runs it: torch/csrc/autograd/engine.cpp, ready_queue.
-            by_engine = running is not None and torch._C._is_multithreading_enabled()
-            for name, nbytes in kept:
-                self.ledger.keep(name, nbytes, self.node, by_engine=by_engine)
-
-        if self.ledger.recording:
-            autograd = running if in_backward else None
-            keeps = tuple(name for name, nbytes in kept if nbytes)
-            self._record(func, call, read, made, workspace, autograd, keeps, keep)
-        else:
-            if self.ledger.is_warming_up:
-                self.first_step.see(func, self._phase, len(self.ledger.history))
-            for tensor in read:
-                self.track(tensor)
-            workspace = workspace if self.ledger.is_warming_up else 0
-            self.ledger.allocate(made, workspace, self.track, keep)
-        return result
+        if result is not None:
+            return result
+        by_user = self._phase in (Phase.FORWARD, Phase.LOSS)
+        if in_backward:  # the gradient to begin with, and functions that the user wrote
+            by_user = running is None or isinstance(running, BackwardCFunction)
+        return self.runner.run(func, args, kwargs, by_user=by_user)
 
     def _reuse_sum(self, func: Any, args: tuple[Any, ...], running: Any) -> Any:
         """Finds the gradient in whose memory the engine adds another one; None for no such sum."""
@@ -288,25 +267,60 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         function = None if running is None else (running.name(), running._sequence_nr())
         if function != self._function:
             self._function, self._function_start = function, len(self.ledger.storages)
-        caller = sys._getframe(2)
+        caller = sys._getframe(3)
         while caller.f_back is not None and caller.f_code.co_name in _OWN_FRAMES:
             caller = caller.f_back
         return self.engine.find_reused(
             func, args, caller, lambda x: self.track(x) >= self._function_start
         )
 
-    def _record(
+    def _count(
         self,
         func: Any,
         call: OperatorCall,
         read: list[torch.Tensor],
         made: list[torch.Tensor],
-        workspace: Workspace,
-        autograd: Any,
-        keeps: tuple[str, ...],
-        keep: Callable[[], None],
+        running: Any,
     ) -> None:
-        """Records an operator, run by a function of autograd or by none."""
+        """Counts what an operator that has run took; in a step, it becomes an operation.
+
+        The engine's thread for the GPU runs backward: torch/csrc/autograd/engine.cpp, ready_queue.
+        """
+        ledger, runner = self.ledger, self.runner
+        workspace = runner.estimate_workspace(func, call)
+        kept = runner.list_kept(func, call.args)
+        if ledger.recording:
+            autograd = running if self._phase is Phase.BACKWARD else None
+            self._add_operator(func, call, read, workspace, kept, autograd)
+        else:
+            if ledger.is_warming_up:
+                self.first_step.see(func, self._phase, len(ledger.history))
+            for tensor in read:
+                self.track(tensor)
+            workspace = workspace if ledger.is_warming_up else 0
+        by_engine = running is not None and torch._C._is_multithreading_enabled()
+        count, inner = len(ledger.storages), list(map(self._find_counted, made))
+        blocks = ledger.allocate(inner, workspace, self.node, kept, by_engine=by_engine)
+        if not ledger.recording:
+            return
+        for tensor, counted in zip(made, inner, strict=True):
+            self.casts.see(func, call.args, tensor, ledger.find(counted))
+        if blocks:
+            results = [storage.nbytes for storage in ledger.storages[count:]]
+            nbytes = measure_blocks(blocks, results)
+            operation = replace(self.operations[-1], workspace_bytes=nbytes, blocks=blocks)
+            self.operations[-1] = operation
+
+    def _add_operator(
+        self,
+        func: Any,
+        call: OperatorCall,
+        read: list[torch.Tensor],
+        workspace: Workspace,
+        kept: tuple[tuple[str, int], ...],
+        autograd: Any,
+    ) -> None:
+        """Adds the operation of an operator, run by a function of autograd or by none."""
         index = len(self.operations)
         if autograd is not None:
             # A function without a number belongs to the node whose backward ran last.
@@ -334,23 +348,13 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             library_bytes=self.runner.estimate_library_bytes(func, call),
             writes=writes,
             effect=find_effect(func, call.args, call.kwargs),
-            keeps=keeps,
+            keeps=tuple(name for name, nbytes in kept if nbytes),
             overwritable=self._list_storages(overwritable),
             stream=find_stream(),
             communication_bytes=sent_bytes,
             group=group,
         )
         self.operations.append(operation)
-
-        def see(tensor: torch.Tensor) -> None:
-            self.casts.see(func, call.args, tensor, self.track(tensor, index, node))
-
-        count = len(self.ledger.storages)
-        blocks = self.ledger.allocate(made, workspace, see, keep)
-        if blocks:
-            results = [storage.nbytes for storage in self.ledger.storages[count:]]
-            nbytes = measure_blocks(blocks, results)
-            self.operations[-1] = replace(operation, workspace_bytes=nbytes, blocks=blocks)
 
     def may_recompute(self, running: Any) -> bool:
         """Returns whether code with gradients that a function of autograd runs does forward again.
@@ -389,8 +393,12 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
 
     def track(self, tensor: torch.Tensor, born: int | None = None, node: int | None = None) -> int:
         """Tracks a tensor in the ledger, by default as born in the running node."""
-        fake = self.real_tensors.find_fake(tensor)
-        return self.ledger.track(find_inner(fake), born, self.node if born is None else node)
+        counted = self._find_counted(tensor)
+        return self.ledger.track(counted, born, self.node if born is None else node)
+
+    def _find_counted(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Finds the tensor whose storage the ledger counts for a tensor."""
+        return find_inner(self.real_tensors.find_fake(tensor))
 
     def empty_cache(self) -> None:
         """Records that the program gives back what its allocator caches."""

@@ -1,15 +1,28 @@
-"""Size hints: how many elements the operators find whose results depend on values."""
+"""Sizes that depend on values: hints of how many elements are found, and counts that are read.
+
+A count of truth values, such as that of the tokens that are not padding, is a number by which
+losses divide. In an analysis it is the most that it may be, as long as no branch hangs on it or on
+what is computed from it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import TypeAlias
 
+from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException
+
 from fxmem.errors import UsageError
-from fxmem.source import iterate_user_frames
+from fxmem.fakes.stand_ins import stand_in
+from fxmem.fakes.values import find_partly_known
+from fxmem.kernels.registry import ANY
+from fxmem.source import find_source, iterate_user_frames
+from fxmem.versions.operators import aten
 
 SizeHint: TypeAlias = int | Mapping[str, int] | None
 """A size for all lines; or sizes by ``FILE:LINE``, where ``""`` stands for all others."""
@@ -71,3 +84,41 @@ def read_size_hint(hint: SizeHint) -> SizeHints:
             )
     lines = tuple((line, size) for line, size in sizes.items() if line)
     return SizeHints(sizes.get(""), lines)
+
+
+# -- counts ----------------------------------------------------------------------------------------
+
+_takers: list[Callable[[int], object]] = []
+"""Functions that answer a count: that of the analysis that runs, if one does."""
+
+
+@contextlib.contextmanager
+def assume_counts(hints: SizeHints, notes: MutableMapping[str, None]) -> Iterator[None]:
+    """Takes a count as the most that it may be, within, where no size hint says what it is."""
+
+    def take(most: int) -> object:
+        if hints.default is not None or hints.find_own() is not None:
+            return None
+        source = find_source()
+        at = f" at {source}" if source else ""
+        notes[f"A count{at} is taken as {most:,}, the most that it may be."] = None
+        return stand_in(most, refuse)
+
+    def refuse(_frame: FrameType, _result: object) -> None:
+        if take in _takers:
+            raise DataDependentOutputException(aten._local_scalar_dense.default)
+
+    _takers.append(take)
+    try:
+        yield
+    finally:
+        _takers.remove(take)
+
+
+@ANY.function(Tensor.item)
+def _take_count(tensor: Tensor) -> object:
+    value = find_partly_known(tensor) if _takers else None
+    if value is None or value.most is None or tensor.is_floating_point():
+        return tensor.item()
+    count = _takers[-1](int(value.most))
+    return tensor.item() if count is None else count

@@ -7,6 +7,7 @@ node of the script. No FX graph is built.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 import weakref
@@ -145,43 +146,42 @@ class ScriptTracer(Tracer):
 
     # -- modules -------------------------------------------------------------------------------
 
-    def _call_module(
-        self,
-        call: Callable[..., Any],
-        module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        if self._opaque_depth or not _is_fake(module, args, kwargs):
-            return call(module, *args, **kwargs)
-        fqn = self._find_name(module)
-        has_parameters = next(module.parameters(), None) is not None
-        is_criterion = is_leaf(module) and not has_parameters
-        if has_parameters and len(self._scopes) == 1:
-            self._see_model()
-        if fqn is None and len(self._scopes) == 1 and not is_criterion:
-            fqn = self._add_root(module)
-            self._label_inputs(module, args, kwargs)
-        if fqn is not None and is_leaf(module):
-            label = type(module).__name__
-            run = lambda *args, **kwargs: call(module, *args, **kwargs)  # noqa: E731
-            return self._run_node(Call("call_module", fqn, label, fqn, run, args, kwargs))
-        made = f"{self._scopes[-1]}.{type(module).__name__}".strip(".")
-        if fqn is not None and len(self._scopes) == 1:
-            self._label_inputs(module, args, kwargs)
-
-        def enter() -> Any:
-            self._scopes.append(made if fqn is None else fqn)
-            self._recorder.in_model = True
-            try:
+    def _make_call(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if self._opaque_depth or not _is_fake(module, args, kwargs):
                 return call(module, *args, **kwargs)
-            finally:
-                self._scopes.pop()
-                self._recorder.in_model = len(self._scopes) > 1
+            fqn, is_outermost = self._find_name(module), len(self._scopes) == 1
+            has_parameters = next(module.parameters(), None) is not None
+            is_criterion = is_leaf(module) and not has_parameters
+            if has_parameters and is_outermost:
+                self._see_model()
+            if fqn is None and is_outermost and not is_criterion:
+                fqn = self._add_root(module)
+                self._label_inputs(module, args, kwargs)
+            run = functools.partial(call, module)
+            if fqn is not None and is_leaf(module):
+                label = type(module).__name__
+                return self._run_node(Call("call_module", fqn, label, fqn, run, args, kwargs))
+            if fqn is not None and is_outermost:
+                self._label_inputs(module, args, kwargs)
+            made = f"{self._scopes[-1]}.{type(module).__name__}".strip(".")
+            scope = made if fqn is None else fqn
+            if has_parameters and is_outermost and not self._recorder.makes_fakes:
+                enter = functools.partial(self._enter, scope, run, args, kwargs)
+                return self.micro_batches.call(enter, module, (args, kwargs))
+            return self._enter(scope, run, args, kwargs)
 
-        if has_parameters and len(self._scopes) == 1 and not self._recorder.makes_fakes:
-            return self.micro_batches.call(enter, module, (args, kwargs))
-        return enter()
+        return call_module
+
+    def _enter(self, scope: str, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Runs a module whose parts are nodes."""
+        self._scopes.append(scope)
+        self._recorder.in_model = True
+        try:
+            return run(*args, **kwargs)
+        finally:
+            self._scopes.pop()
+            self._recorder.in_model = len(self._scopes) > 1
 
     def _find_name(self, module: nn.Module) -> str | None:
         known = self._names.get(id(module))

@@ -36,7 +36,7 @@ from fxmem.memory.allocator.meter import AllocatorMeter
 from fxmem.parallelism.process_group import offer_group, run_outside_modes
 from fxmem.patching import count_left, hold_process, patch
 from fxmem.recording.assemble import assemble_graph
-from fxmem.recording.engine import watch_engine
+from fxmem.recording.autograd import watch_engine
 from fxmem.recording.saves import hook_saves, watch_saved
 from fxmem.scripts.data import RealData
 from fxmem.scripts.launchers import Launcher

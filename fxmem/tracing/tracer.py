@@ -17,7 +17,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -62,8 +62,8 @@ class NodeListener(Protocol):
     def find_storages(self, value: Any) -> tuple[int, ...]: ...  # of the tensors in it
 
 
-RunRoot: TypeAlias = Callable[[Callable[..., Any], Any, Any], Any]
-"""Runs a function with positional and keyword arguments."""
+WatchRoot: TypeAlias = Callable[[Any, Any], AbstractContextManager[Callable[[Any], None]]]
+"""Makes the context of a call with positional and keyword arguments, which is told its result."""
 
 
 @contextmanager
@@ -105,7 +105,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
         self._fqns = {id(module): fqn for fqn, module in reversed([*model.named_modules()])}
         self._entered: set[str] = set()
         self._nesting = _Nesting()
-        self._run_root: RunRoot | None = None
+        self._watch_root: WatchRoot | None = None
 
     @property
     def _scopes(self) -> Any:
@@ -142,22 +142,30 @@ class Tracer(torch.overrides.TorchFunctionMode):
         finally:
             self._opaque_depth = before
 
-    def run_model(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Calls the model and traces it; returns what the model returns, on fake tensors."""
+    @contextmanager
+    def trace_model(self, args: Any, kwargs: Any) -> Iterator[Callable[[Any], None]]:
+        """Traces a call of the model, which runs within.
+
+        Yields:
+            A function to be called with the result.
+        """
         if self.nodes:
             self._give_up("the loop calls the model more than once")
             self.calls.hidden.update(self._fqns.values())
-            return call(*args, **kwargs)
+            yield lambda output: None
+            return
         if self.builder is not None:
             self.builder.begin(args, kwargs)
         self._log.begin(args, kwargs)
         state = ForwardState(self.model) if self._symbolic_sizes else None
-        output = call(*args, **kwargs)
-        if self.builder is not None:
-            self.builder.end(output, frozenset(self._entered))
-        if state is not None:
-            self._give_up(state.find_change())
-        return output
+
+        def end(output: Any) -> None:
+            if self.builder is not None:
+                self.builder.end(output, frozenset(self._entered))
+            if state is not None:
+                self._give_up(state.find_change())
+
+        yield end
 
     def _give_up(self, reason: str) -> None:
         """Notes why no graph can be replayed."""
@@ -235,20 +243,16 @@ class Tracer(torch.overrides.TorchFunctionMode):
     # -- calls that are replaced while the user's code runs --------------------------------------
 
     @contextmanager
-    def trace(self, run_root: RunRoot | None = None) -> Iterator[None]:
+    def trace(self, watch_root: WatchRoot | None = None) -> Iterator[None]:
         """Traces torch functions, calls of modules, autograd Functions and checkpoints.
 
         Args:
-            run_root: Takes the place of the model's own call.
+            watch_root: Makes the context in which the model is called.
         """
-        self._run_root, self._opaque_depth, self._scopes = run_root, 0, [""]
+        self._watch_root, self._opaque_depth, self._scopes = watch_root, 0, [""]
         checkpointing: Any = torch.utils.checkpoint
-        call_module: Any = nn.Module.__call__
         apply: Any = torch.autograd.Function.__dict__["apply"]
         generator = checkpointing._checkpoint_without_reentrant_generator
-
-        def traced_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            return self._call_module(call_module, module, args, kwargs)
 
         def traced_apply(function: Any, *args: Any, **kwargs: Any) -> Any:
             run = apply.__get__(None, function)
@@ -285,7 +289,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
             )
 
         patches: dict[Any, dict[str, Any]] = {
-            nn.Module: {"__call__": traced_call},
+            nn.Module: {"__call__": self._make_call(nn.Module.__call__)},
             torch.autograd.Function: {"apply": classmethod(traced_apply)},
             checkpointing: {"_checkpoint_without_reentrant_generator": traced_checkpoint},
             sys.modules[__name__]: {"run_segment": traced_segment},
@@ -296,53 +300,55 @@ class Tracer(torch.overrides.TorchFunctionMode):
             with patch(patches), self:
                 yield
         finally:
-            self._run_root = None
+            self._watch_root = None
 
-    def _call_module(
-        self,
-        call: Callable[..., Any],
-        module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        """Takes the place of ``nn.Module.__call__``: a leaf is a node, others are entered."""
-        if module is self.model and self._run_root is not None:
-            run_root, self._run_root = self._run_root, None  # a model may call itself
-            try:
-                return run_root(functools.partial(nn.Module.__call__, module), args, kwargs)
-            finally:
-                self._run_root = run_root
-        if self._phase is None:
-            return call(module, *args, **kwargs)
-        fqn = self._fqns.get(id(module))
-        if fqn is not None and (self._opaque_depth or self._phase is not Phase.FORWARD):
-            self.calls.hidden.add(fqn)
-        if self._opaque_depth:
-            return call(module, *args, **kwargs)
-        if fqn is None:  # a criterion, or a module made on the fly: no part of the graph's root
-            scope, leaf = f"{self._scopes[-1]}.{type(module).__name__}".strip("."), False
-        else:
-            scope, leaf = fqn, module is not self.model and is_leaf(module)
-        is_part = fqn is not None and self._phase is Phase.FORWARD and module is not self.model
-        if is_part and not leaf:
-            self._entered.add(scope)
-            if any(is_left_out(getattr(module, key)) for key in CALLED_HOOKS):
-                self._give_up(f"{fqn} has hooks, which no graph calls")
-        is_logged = is_part and self.builder is not None
-        watch = self.calls.watch if is_logged else _leave_out
-        with watch(module, scope, args, kwargs, is_leaf=leaf) as end:
-            if leaf:
-                run, label = functools.partial(call, module), type(module).__name__
-                node = Call("call_module", fqn, label, scope, run, args, kwargs)
-                result = self._run_node(node)
-            else:
-                self._scopes.append(scope)
+    def _make_call(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Makes what takes the place of ``nn.Module.__call__``: one frame for each module."""
+
+        def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            """Runs a leaf as a node, and enters other modules."""
+            if module is self.model and self._watch_root is not None:
+                watch_root, self._watch_root = self._watch_root, None  # a model may call itself
                 try:
-                    result = call(module, *args, **kwargs)
+                    with watch_root(args, kwargs) as end:
+                        result = call_module(module, *args, **kwargs)
+                        end(result)
+                        return result
                 finally:
-                    self._scopes.pop()
-            end(result)
-        return result
+                    self._watch_root = watch_root
+            if self._phase is None:
+                return call(module, *args, **kwargs)
+            fqn = self._fqns.get(id(module))
+            if fqn is not None and (self._opaque_depth or self._phase is not Phase.FORWARD):
+                self.calls.hidden.add(fqn)
+            if self._opaque_depth:
+                return call(module, *args, **kwargs)
+            if fqn is None:  # a criterion, or a module made on the fly: no part of the root
+                scope, leaf = f"{self._scopes[-1]}.{type(module).__name__}".strip("."), False
+            else:
+                scope, leaf = fqn, module is not self.model and is_leaf(module)
+            is_part = fqn is not None and self._phase is Phase.FORWARD and module is not self.model
+            if is_part and not leaf:
+                self._entered.add(scope)
+                if any(is_left_out(getattr(module, key)) for key in CALLED_HOOKS):
+                    self._give_up(f"{fqn} has hooks, which no graph calls")
+            is_logged = is_part and self.builder is not None
+            watch = self.calls.watch if is_logged else _leave_out
+            with watch(module, scope, args, kwargs, is_leaf=leaf) as end:
+                if leaf:
+                    run, label = functools.partial(call, module), type(module).__name__
+                    node = Call("call_module", fqn, label, scope, run, args, kwargs)
+                    result = self._run_node(node)
+                else:
+                    self._scopes.append(scope)
+                    try:
+                        result = call(module, *args, **kwargs)
+                    finally:
+                        self._scopes.pop()
+                end(result)
+            return result
+
+        return call_module
 
     def _call_checkpoint(
         self,

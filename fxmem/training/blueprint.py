@@ -114,16 +114,16 @@ class Blueprint:
         with torch.cuda.stream(stream) if stream else contextlib.nullcontext():
             return parallelize_model(model, load_choice(layout.parallelize), mesh, layout.knobs)
 
-    def record(self, symbolic_sizes: bool, inputs: Sequence[str]) -> Recording:
+    def record(self, inputs: Sequence[str], *, symbolic_sizes: bool) -> Recording:
         """Makes a step and records it; as for :meth:`run`.
 
         Sizes stay nodes or are numbers.
         """
         target, hints = self.options.target, self.options.hints
-        return self.run(
-            lambda step: record_step(step, target, symbolic_sizes=symbolic_sizes, hints=hints),
-            inputs,
+        record = functools.partial(
+            record_step, target=target, symbolic_sizes=symbolic_sizes, hints=hints
         )
+        return self.run(record, inputs)
 
     def run(self, record: Callable[[Step], _Recorded], inputs: Sequence[str]) -> _Recorded:
         """Makes a step and has it recorded; to be called with the fake mode active.

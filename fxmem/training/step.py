@@ -13,10 +13,9 @@ from fxmem.kernels.functions import lower_functions
 from fxmem.kernels.registry import Backend
 from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.recorder import Recorder
-from fxmem.recording.size_hints import SizeHints
+from fxmem.recording.size_hints import SizeHints, assume_counts
 from fxmem.tracing.compiled import leave_out_compiler
 from fxmem.tracing.tracer import Tracer
-from fxmem.training.counts import assume_counts
 from fxmem.training.isolation import replace_inference_mode, watch_random_state
 from fxmem.training.losses import NoGradientError
 from fxmem.training.training import Step, Training

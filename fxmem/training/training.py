@@ -22,10 +22,10 @@ from fxmem.errors import TraceError
 from fxmem.fakes.containers import iterate_tensors
 from fxmem.graph import Category, Phase
 from fxmem.kernels.registry import Backend
+from fxmem.parallelism.collectives import has_reducers
 from fxmem.parallelism.layout import Mesh
-from fxmem.parallelism.reducer import has_reducers
 from fxmem.parallelism.wrapping import keep_gradients_local
-from fxmem.recording.engine import watch_engine
+from fxmem.recording.autograd import watch_engine
 from fxmem.recording.recorder import Recorder
 from fxmem.recording.saves import watch_saved
 from fxmem.tracing.calls import bind_arguments
@@ -208,7 +208,7 @@ class Training:
         watching = watch_engine(self._begin_backward, self._run_engine)
         # The loop may make optimizers of its own.
         handle = register_optimizer_step_post_hook(self._see_optimizer)
-        with self._tracer.trace(self._run_model), watching:
+        with self._tracer.trace(self._watch_model), watching:
             try:
                 self._step.loop(self)
             except Exception as error:
@@ -234,7 +234,7 @@ class Training:
         recorder.begin_step()
         self._traces = True
         grad = contextlib.nullcontext() if step.train else self.without_grad()
-        with self._tracer.trace(self._run_model), grad, self.autocast():
+        with self._tracer.trace(self._watch_model), grad, self.autocast():
             self.model(*step.args, **step.kwargs)
 
     def _begin_step(self) -> None:
@@ -260,34 +260,43 @@ class Training:
         is_traced = self._traces and phase in (Phase.FORWARD, Phase.LOSS)
         self._tracer.set_phase(phase if is_traced else None)
 
-    def _run_model(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Takes the place of the model's call."""
-        recorder, tracer = self._recorder, self._tracer
+    @contextlib.contextmanager
+    def _watch_model(self, args: Any, kwargs: Any) -> Iterator[Callable[[Any], None]]:
+        """Watches a call of the model, which runs within, and yields what takes the result."""
+        recorder = self._recorder
         if self._is_inside:
-            return call(*args, **kwargs)
+            yield lambda output: None
+            return
         if recorder.before_first is not None:
             recorder.before_first()
         self._is_called = True
         self._set_phase(Phase.FORWARD)
+        watching = self._tracer.trace_model(args, kwargs) if self._traces else self._warm_up()
+
+        def end(output: Any) -> None:
+            see_output(output)
+            recorder.label(output, Category.OUTPUT, "output")
+            self._set_phase(Phase.LOSS if self._step.train else Phase.FORWARD)
+
         self._is_inside = True
         try:
-            if self._traces:
-                output = tracer.run_model(call, args, kwargs)
-            else:
-                output = self._warm_up(call, args, kwargs)
+            with watching as see_output:
+                yield end
         finally:
             self._is_inside = False
-        recorder.label(output, Category.OUTPUT, "output")
-        self._set_phase(Phase.LOSS if self._step.train else Phase.FORWARD)
-        return output
 
-    def _warm_up(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    @contextlib.contextmanager
+    def _warm_up(self) -> Iterator[Callable[[Any], None]]:
+        """Sees what the model's first call changes."""
         if self._step.parallelize is not None or self._warmed_up:
-            return call(*args, **kwargs)
+            yield lambda output: None
+            return
         state = ForwardState(self.model, is_first=True)
-        output = call(*args, **kwargs)
-        self._first_change = self._first_change or state.find_change()
-        return output
+
+        def end(_output: Any) -> None:
+            self._first_change = self._first_change or state.find_change()
+
+        yield end
 
     def _begin_backward(self, losses: Any) -> None:
         if not self._is_inside:

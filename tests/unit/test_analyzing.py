@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch import fx
 
 import fxmem
-from fxmem.analyzing import Served, record_with_frontend
+from fxmem.analyzing import Served, record_blueprint
 from fxmem.errors import DataDependentError, FxmemError, TraceError
 from fxmem.graph import MemoryGraph
 from fxmem.training.failures import mark_traced
@@ -21,13 +24,20 @@ UNFIT = replace(RECORDED, reason="no graph holds it")
 
 
 class Records:
-    """Takes the place of a recording; what was asked of it."""
+    """Takes the place of a blueprint; what was asked of it."""
 
-    def __init__(self, symbolic: Recording | FxmemError | Callable[[], Recording]) -> None:
+    model = torch.nn.Module()
+    loss = make_optimizer = None
+    fake_mode = contextlib.nullcontext()
+
+    def __init__(
+        self, symbolic: Recording | FxmemError | Callable[[], Recording], frontend: str | None
+    ) -> None:
+        self.options = SimpleNamespace(frontend=frontend, layout=None, size_hint=None)
         self.symbolic = symbolic
         self.asked: list[bool] = []
 
-    def __call__(self, symbolic_sizes: bool) -> Recording:
+    def record(self, _inputs: Any, *, symbolic_sizes: bool) -> Recording:
         self.asked.append(symbolic_sizes)
         if not symbolic_sizes:
             return RECORDED
@@ -56,8 +66,8 @@ def fail_traced() -> Recording:
 def test_the_first_frontend_that_serves_is_taken(
     symbolic: Any, frontend: str | None, served: Served, asked: list[bool]
 ) -> None:
-    record = Records(symbolic)
-    assert record_with_frontend(record, frontend) == served
+    record: Any = Records(symbolic, frontend)
+    assert record_blueprint(record, ()) == served
     assert record.asked == asked
 
 
@@ -71,7 +81,7 @@ def test_the_first_frontend_that_serves_is_taken(
     ],
 )
 def test_what_would_fail_again_is_not_tried_again(symbolic: Any, frontend: str | None) -> None:
-    record = Records(symbolic)
+    record: Any = Records(symbolic, frontend)
     with pytest.raises(fxmem.TraceError):
-        record_with_frontend(record, frontend)
+        record_blueprint(record, ())
     assert record.asked == [True]
