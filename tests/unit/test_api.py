@@ -200,3 +200,7 @@ def test_kernels_whose_workspace_only_the_library_knows_are_told_once() -> None:
     assert [note.split(": ")[0] for note in notes] == [
         "Memory inside aten._linalg_svd.default is not counted"
     ]
+
+
+def test_completion_lists_the_functions_that_are_loaded_on_first_use() -> None:
+    assert set(fxmem.__all__) <= set(dir(fxmem))
