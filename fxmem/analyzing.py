@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,6 @@ from fxmem.analysis import Analysis, Setup
 from fxmem.errors import DataDependentError, TraceError
 from fxmem.fakes.devices import translate_devices
 from fxmem.fakes.fake_mode import describe_inputs, make_fake_mode
-from fxmem.fakes.swapping import restore_user_state
 from fxmem.graph import Category, MemoryGraph
 from fxmem.kernels.cuda.present_gpu import show_gpu
 from fxmem.loading.building import silence_fake_kernels
@@ -28,7 +28,6 @@ from fxmem.recording.size_hints import SizeHint
 from fxmem.tracing.compiled import NOT_COMPILED
 from fxmem.tracing.conditions import leave_autocast
 from fxmem.tracing.modules import describe_model, remember_model
-from fxmem.tracing.state import save_random_states
 from fxmem.training.blueprint import Blueprint
 from fxmem.training.failures import is_traced
 from fxmem.training.loops import LoopChoice, resolve_loop
@@ -48,7 +47,7 @@ from fxmem.training.options import (
     resolve_dtype,
     resolve_frontend,
 )
-from fxmem.training.step import Recording
+from fxmem.training.step import Recording, record_step
 from fxmem.units import format_bytes
 from fxmem.versions.release import check_release
 
@@ -299,11 +298,7 @@ def trace_model(
     """
     inputs = gather_inputs(args, kwargs)
     with isolate_analysis(model, options=options):
-        blueprint = _draw_blueprint(model, *inputs, None, None, options)
-        kinds = {type(module) for module in model.modules()}
-        with contextlib.ExitStack() as after, restore_user_state(kinds), blueprint.fake_mode:
-            after.callback(save_random_states())
-            return blueprint.trace()
+        return _draw_blueprint(model, *inputs, None, None, options).trace()
 
 
 @contextlib.contextmanager
@@ -362,23 +357,18 @@ class Served:
 def record_blueprint(blueprint: Blueprint, inputs: Sequence[str]) -> Served:
     """Records the step with the frontend asked for, else with the first that serves.
 
-    Sizes stay nodes for ``fx``, and are numbers for ``record``. What the user's code keeps from
-    call to call is restored.
+    Sizes stay nodes for ``fx``, and are numbers for ``record``.
 
     Raises:
         TraceError: The step fails, or ``fx`` was asked for and cannot express the model.
     """
-    frontend = blueprint.options.frontend
-    kinds = {type(module) for module in blueprint.model.modules()}
-    users = [*kinds, blueprint.loss, blueprint.make_optimizer]
-    with contextlib.ExitStack() as after, restore_user_state(users), blueprint.fake_mode:
-        after.callback(save_random_states())
-        if frontend == "record":
-            is_asked = blueprint.options.layout is None
-            reason = "record was asked for" if is_asked else ""
-            return Served(blueprint.record(inputs, symbolic_sizes=False), "record", reason)
+    options, frontend = blueprint.options, blueprint.options.frontend
+    record = functools.partial(record_step, target=options.target, hints=options.hints)
+    reason = "record was asked for" if options.layout is None else ""
+    if frontend != "record":
         try:
-            recording = blueprint.record(inputs, symbolic_sizes=True)
+            with blueprint.prepare_step(inputs) as step:
+                recording = record(step, symbolic_sizes=True)
         except DataDependentError:
             raise
         except TraceError as error:
@@ -388,15 +378,14 @@ def record_blueprint(blueprint: Blueprint, inputs: Sequence[str]) -> Served:
             reason = error.cause
         else:
             reason = recording.reason or _explain_hints(blueprint, recording)
-            if not reason:
-                return Served(recording, "fx", "")
-            if frontend == "fx":
+            if reason and frontend == "fx":
                 raise TraceError(
                     f"the fx frontend cannot express this model: {reason}",
                     hint="leave the frontend out, and record will serve",
                 )
-            return Served(recording, "record", reason)
-        return Served(blueprint.record(inputs, symbolic_sizes=False), "record", reason)
+            return Served(recording, "record" if reason else "fx", reason)
+    with blueprint.prepare_step(inputs) as step:
+        return Served(record(step, symbolic_sizes=False), "record", reason)
 
 
 def _explain_hints(blueprint: Blueprint, recording: Recording) -> str:

@@ -102,7 +102,7 @@ class Lowering(TorchFunctionMode):
     def __init__(self, target: Backend) -> None:
         super().__init__()
         self._functions = target.functions
-        self._functions |= {func: self._make_open(func) for func in _OPENED}
+        self._opened: dict[Function, Function] = {f: _copy_unchecked(f) for f in _OPENED}
         self._thread = _Thread()
 
     def __torch_function__(
@@ -115,28 +115,21 @@ class Lowering(TorchFunctionMode):
         if func in _QUERIES:
             with torch._C.DisableTorchFunction():
                 return func(*args, **(kwargs or {}))
-        replacement = self._functions.get(func)
-        if replacement is None or any(map(_overrides_functions, types)):
+        opened, is_open = self._opened.get(func), self._thread.open
+        run = opened or self._functions.get(func, func)
+        if run is func or any(map(_overrides_functions, types)):
             return func(*args, **kwargs) if kwargs else func(*args)
-        return replacement(*args, **(kwargs or {}))
-
-    def _make_open(self, func: FunctionType) -> Function:
-        """A function that runs this one's code with the mode active."""
-        opened = _copy_unchecked(func)
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            is_open = self._thread.open
-            # It calls itself, or checks in some other way; backward within backward does not.
-            if func in is_open and func is not torch.autograd.backward:
-                return func(*args, **kwargs)
-            is_open.add(func)
-            try:
-                with self:
-                    return opened(*args, **kwargs)
-            finally:
-                is_open.discard(func)
-
-        return run
+        if opened is None:
+            return run(*args, **(kwargs or {}))
+        # It calls itself, or checks in some other way; backward within backward does not.
+        if func in is_open and func is not torch.autograd.backward:
+            return func(*args, **(kwargs or {}))
+        is_open.add(func)
+        try:
+            with self:
+                return opened(*args, **(kwargs or {}))
+        finally:
+            is_open.discard(func)
 
 
 def _copy_unchecked(func: FunctionType) -> FunctionType:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +16,6 @@ from fxmem.analyzing import describe_setup, isolate_analysis
 from fxmem.errors import UsageError
 from fxmem.fakes.devices import translate_devices
 from fxmem.fakes.fake_mode import describe_inputs, make_fake_mode
-from fxmem.fakes.swapping import restore_user_state
 from fxmem.loading.inputs import check_inputs, check_model, gather_inputs
 from fxmem.loading.target import load_target
 from fxmem.parallelism.layout import Layout, ParallelizeChoice, resolve_layout
@@ -26,7 +24,6 @@ from fxmem.pipelines.pipeline import Pipeline, RankMemory
 from fxmem.pipelines.rank_recorder import Metas, RankPlace, find_outputs, name_stage, record_rank
 from fxmem.pipelines.schedules import deal_stages
 from fxmem.recording.size_hints import SizeHint
-from fxmem.tracing.state import save_random_states
 from fxmem.training.blueprint import Blueprint
 from fxmem.training.losses import resolve_loss
 from fxmem.training.optimizers import resolve_optimizer
@@ -40,11 +37,9 @@ from fxmem.training.options import (
     resolve_device,
     resolve_dtype,
 )
-from fxmem.training.training import Step
 from fxmem.versions.release import check_release, is_release
 
 Stages = Sequence[nn.Module] | nn.Module | str
-_Made = TypeVar("_Made")
 _DIMENSION = "pp"
 """The pipeline's own dimension of the mesh of all processes, the outermost."""
 
@@ -165,8 +160,8 @@ def pipeline(
 
 def _measure_rank(rank: int, blueprint: Blueprint, place: RankPlace, setup: Setup) -> RankMemory:
     options = blueprint.options
-    record = functools.partial(record_rank, place, target=options.target, hints=options.hints)
-    graph, actions, notes = _run(blueprint, record, setup.inputs)
+    with blueprint.prepare_step(setup.inputs) as step:
+        graph, actions, notes = record_rank(place, step, target=options.target, hints=options.hints)
     notes += tuple(options.list_notes(operation.name for operation in graph.operations))
     setup = replace(setup, notes=notes)
     return RankMemory(setup, graph, options.settings, options.gpu, rank=rank, actions=actions)
@@ -205,16 +200,16 @@ def _find_metas(
     options = blueprint.options
     for index, module in enumerate(modules):
         check_model(module)
-        find = functools.partial(
-            find_outputs,
-            target=options.target,
-            hints=options.hints,
-            received=received,
-            microbatches=microbatches,
-            sender=f"stage {index}" if index + 1 < len(modules) else "",
-        )
         args = () if index else blueprint.args
-        taken, received = _run(replace(blueprint, model=module, args=args), find, specs)
+        with replace(blueprint, model=module, args=args).prepare_step(specs) as step:
+            taken, received = find_outputs(
+                step,
+                target=options.target,
+                hints=options.hints,
+                received=received,
+                microbatches=microbatches,
+                sender=f"stage {index}" if index + 1 < len(modules) else "",
+            )
         metas.append(taken)
     return *metas, received or ()
 
@@ -226,13 +221,6 @@ def _lay_out_stages(layout: Layout | None, model: nn.Module, mesh: Any) -> None:
     for name, stage in model.named_children():
         laid_out = parallelize_model(stage, load_choice(layout.parallelize), part, layout.knobs)
         model.add_module(name, laid_out)
-
-
-def _run(blueprint: Blueprint, record: Callable[[Step], _Made], specs: tuple[str, ...]) -> _Made:
-    users = [*{type(part) for part in blueprint.model.modules()}, blueprint.loss]
-    with contextlib.ExitStack() as after, restore_user_state(users), blueprint.fake_mode:
-        after.callback(save_random_states())
-        return blueprint.run(record, specs)
 
 
 def _list_stages(stages: Stages, fake_mode: Any) -> list[nn.Module]:

@@ -68,6 +68,7 @@ class Ledger:
         self.live_now_bytes = self.resident_bytes = 0
         self.peak_bytes = 0  # since a caller last set this
         self.operation = -1  # index of the latest
+        self.node: int | None = None  # index of the one that runs
         self.counts_all = device == _HOST
         self.counts_own = False  # of real tensors those in the memory of torch's allocator
         self.recording = False  # births and deaths belong to the step
@@ -109,7 +110,7 @@ class Ledger:
         self.warmup_streams = tuple((~serial, self.streams[serial]) for serial in sorted(gone))
         self.resident_bytes = self.live_now_bytes
         self.live_bytes = []
-        self.operation = 0
+        self.operation, self.node = 0, None
         self.recording, self.is_warming_up = True, False
 
     def is_counted(self, tensor: Tensor) -> bool:
@@ -125,13 +126,14 @@ class Ledger:
             return NO_STORAGE
         return self._live.get(key, NO_STORAGE)
 
-    def track(self, tensor: Tensor, born: int | None = None, node: int | None = None) -> int:
+    def track(self, tensor: Tensor, born: int | None = None) -> int:
         """Watches a tensor's storage from now on, and returns its index.
 
         It was born in the latest operation, or in the one given: RESIDENT for a tensor that no
         operator of the step made, such as a constant of the user's module.
         """
-        if not self.is_counted(tensor):
+        on_device = isinstance(tensor, FakeTensor) and tensor.fake_device == self._device
+        if not (self.counts_all or on_device):
             return NO_STORAGE
         try:
             storage = tensor.untyped_storage()
@@ -146,7 +148,7 @@ class Ledger:
         if nbytes == 0:
             return NO_STORAGE
         with self.lock:
-            birth = self.operation if born is None else born
+            birth, node = (self.operation, self.node) if born is None else (born, None)
             seen = LiveStorage(nbytes, tuple(tensor.shape), strip_torch(tensor.dtype), birth, node)
             index = self._add(storage._cdata, seen)
             self._watch(storage)
@@ -172,7 +174,7 @@ class Ledger:
         elif self.counts_own and not is_own(real):
             self._others[fake] = True
 
-    def resize(self, storage: torch.UntypedStorage, node: int | None) -> None:
+    def resize(self, storage: torch.UntypedStorage) -> None:
         """Counts a storage that has been resized: the memory it had is freed, another allocated.
 
         FSDP2 frees and allocates unsharded parameters so (``free_storage`` in
@@ -185,7 +187,7 @@ class Ledger:
         if before is None or not storage.nbytes():
             return
         del self._emptied[key]
-        seen = LiveStorage(storage.nbytes(), before.shape, before.dtype, self.operation, node)
+        seen = LiveStorage(storage.nbytes(), before.shape, before.dtype, self.operation, self.node)
         seen.category, seen.name = before.category, before.name
         self._add(key, seen)
         self.change(seen.nbytes)
@@ -199,7 +201,7 @@ class Ledger:
         alive = {self._serials[index] for index in self._live.values()}
         self.history = [event for event in self.history if event[0] in alive]
 
-    def keep(self, kept: Iterable[tuple[str, int]], node: int | None, *, by_engine: bool) -> None:
+    def keep(self, kept: Iterable[tuple[str, int]], *, by_engine: bool) -> None:
         """Adds memory that a library takes at its first use in a thread, and never frees.
 
         The autograd engine's thread has memory of its own, and so has each stream
@@ -210,7 +212,7 @@ class Ledger:
             if not nbytes or key in self._kept:
                 continue
             self._kept.add(key)
-            storage = LiveStorage(nbytes, (nbytes,), "uint8", self.operation, node)
+            storage = LiveStorage(nbytes, (nbytes,), "uint8", self.operation, self.node)
             storage.category, storage.name = Category.WORKSPACE, name
             self._add(~self._next_serial, storage)  # no address
             self.change(nbytes)
@@ -223,7 +225,6 @@ class Ledger:
         self,
         made: Sequence[Tensor],
         workspace: Workspace,
-        node: int | None,
         kept: Iterable[tuple[str, int]],
         *,
         by_engine: bool,
@@ -233,17 +234,16 @@ class Ledger:
         Args:
             made: The results.
             workspace: The blocks.
-            node: The node that runs.
             kept: What the library behind the kernel takes for good.
             by_engine: Whether autograd's engine runs the operator.
 
         Returns:
             The blocks, as the memory graph has them.
         """
-        keep = functools.partial(self.keep, kept, node, by_engine=by_engine)
+        keep = functools.partial(self.keep, kept, by_engine=by_engine)
         if isinstance(workspace, int):
             for tensor in made:
-                self.track(tensor, node=node)
+                self.track(tensor)
             if self.recording:  # before the workspace, as in the timeline
                 keep()
             if workspace:
@@ -260,12 +260,12 @@ class Ledger:
         named = {~block for block, _ in workspace}
         for at, tensor in enumerate(made):
             if at not in named:
-                self.track(tensor, node=node)
+                self.track(tensor)
         blocks, held = list[tuple[int, int]](), dict[int, int]()
         for block, nbytes in workspace:
             count = len(self.storages)
             if block < 0:
-                self.track(made[~block], node=node)
+                self.track(made[~block])
                 blocks += [(NEXT_RESULT, 0)] * (len(self.storages) - count)
                 continue
             blocks.append((block, nbytes))

@@ -90,7 +90,6 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         mesh: The mesh of processes of which this is one.
 
     Attributes:
-        node: Index of the node that runs; None outside of nodes.
         is_packing: Whether fakes are made that are no part of the step.
         makes_graph: Whether the backward that runs makes a graph of its own (``create_graph=``).
         before_first: Is called before the next operator, with which a step begins.
@@ -116,7 +115,6 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self.before_first: Callable[[], None] | None = None
         self.is_packing = False
         self._phase = Phase.FORWARD
-        self.node: int | None = None
         self._node_operators = self._node_storages = 0
         self.engine = EngineWatch()
         self._function: tuple[str, int] | None = None  # of autograd, that runs
@@ -147,7 +145,6 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self.autograd = AutogradLog(self.ledger)
         self.user_references = UserReferences(self.ledger)
         self.casts.forget()
-        self.node = None
         self.operations = [Operation(0, "step.begin", Phase.FORWARD)]
 
     def end_step(self) -> None:
@@ -155,11 +152,11 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self.ledger.recording = False
 
     def set_phase(self, phase: Phase) -> None:
-        self._phase, self.node = phase, None
+        self._phase, self.ledger.node = phase, None
 
     def enter_node(self, index: int) -> None:
         """Begins a node (:class:`fxmem.tracing.tracer.NodeListener`)."""
-        self.node = index
+        self.ledger.node = index
         self.ledger.peak_bytes = self.ledger.live_now_bytes
         self._node_operators = len(self.operations)
         self._node_storages = len(self.ledger.storages)
@@ -169,7 +166,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
 
     def exit_node(self, index: int, result: Any) -> int:
         """Ends a node, and returns how many operators it ran."""
-        self.node = None
+        self.ledger.node = None
         with torch._C.DisableTorchFunction():
             self.autograd.exit_node(index, iterate_tensors(result) if self.ledger.recording else ())
         results = {self.track(tensor) for tensor in iterate_tensors(result)}
@@ -300,7 +297,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             workspace = workspace if ledger.is_warming_up else 0
         by_engine = running is not None and torch._C._is_multithreading_enabled()
         count, inner = len(ledger.storages), list(map(self._find_counted, made))
-        blocks = ledger.allocate(inner, workspace, self.node, kept, by_engine=by_engine)
+        blocks = ledger.allocate(inner, workspace, kept, by_engine=by_engine)
         if not ledger.recording:
             return
         for tensor, counted in zip(made, inner, strict=True):
@@ -325,9 +322,9 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         if autograd is not None:
             # A function without a number belongs to the node whose backward ran last.
             found = self.autograd.find_node(autograd)
-            self.node = self.node if found is None else found
+            self.ledger.node = self.ledger.node if found is None else found
             self.autograd.see_operation(autograd, index, func, call.outputs)
-        node, is_forward = self.node, self._phase in (Phase.FORWARD, Phase.LOSS)
+        node, is_forward = self.ledger.node, self._phase in (Phase.FORWARD, Phase.LOSS)
         reads = self._list_storages(read, RESIDENT)
         writes = self._list_storages(find_written(func, call.args, call.kwargs))
         overwritable: Iterable[torch.Tensor] = ()
@@ -366,7 +363,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
     def _list_storages(
         self, tensors: Iterable[torch.Tensor], born: int | None = None
     ) -> tuple[int, ...]:
-        indices = [self.track(tensor, born) for tensor in tensors]
+        indices = [self.ledger.track(self._find_counted(each), born) for each in tensors]
         return tuple(dict.fromkeys(index for index in indices if index != NO_STORAGE))
 
     def make_unseen(self, make: Callable[[], Any]) -> Any:
@@ -388,13 +385,12 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
 
     def see_seeding(self) -> None:
         """Notes a line outside of nodes that sets a random state: no graph repeats it."""
-        if self.ledger.recording and self.node is None and self._phase is Phase.FORWARD:
+        if self.ledger.recording and self.ledger.node is None and self._phase is Phase.FORWARD:
             self.seeding[find_source()] = None
 
-    def track(self, tensor: torch.Tensor, born: int | None = None, node: int | None = None) -> int:
+    def track(self, tensor: torch.Tensor, born: int | None = None) -> int:
         """Tracks a tensor in the ledger, by default as born in the running node."""
-        counted = self._find_counted(tensor)
-        return self.ledger.track(counted, born, self.node if born is None else node)
+        return self.ledger.track(self._find_counted(tensor), born)
 
     def _find_counted(self, tensor: torch.Tensor) -> torch.Tensor:
         """Finds the tensor whose storage the ledger counts for a tensor."""
@@ -409,7 +405,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         """Records what is no operator and frees or allocates nonetheless."""
         if self.ledger.recording:
             index = len(self.operations)
-            self.operations.append(Operation(index, name, self._phase, self.node))
+            self.operations.append(Operation(index, name, self._phase, self.ledger.node))
             self.ledger.operation = index
 
     def watch_resizing(self) -> AbstractContextManager[None]:
@@ -419,7 +415,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         def resize_(storage: torch.UntypedStorage, nbytes: int) -> Any:
             result = resize(storage, nbytes)
             self._add_operation("storage.resize_")
-            self.ledger.resize(storage, self.node)
+            self.ledger.resize(storage)
             return result
 
         return patch({torch.UntypedStorage: {"resize_": resize_}})

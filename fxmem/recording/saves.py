@@ -59,7 +59,7 @@ def _pack(recorder: Recorder, left: int, tensor: Tensor) -> Tensor:
     if count_left() > left:  # of an analysis within the recorded code
         return tensor.detach() if is_own_output(tensor.grad_fn) else tensor
     with torch._C.DisableTorchFunction():
-        maker, node = tensor.grad_fn, recorder.node
+        maker, node = tensor.grad_fn, recorder.ledger.node
         is_recomputed = recorder.may_recompute(torch._C._current_autograd_node())
         for part in iterate_tensors(tensor):
             index = recorder.track(part, RESIDENT)  # before the operator that reads it

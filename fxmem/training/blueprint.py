@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from fxmem.errors import FxmemError
 from fxmem.fakes.devices import keep_default_on_cpu, translate_devices
 from fxmem.fakes.fake_mode import lies_on_accelerator, make_fake_inputs
-from fxmem.fakes.swapping import settle_lazy, swap_in_fakes
+from fxmem.fakes.swapping import restore_user_state, settle_lazy, swap_in_fakes
 from fxmem.fakes.values import answer_fake_checks
 from fxmem.kernels.registry import Backend
 from fxmem.loading.building import replace_converted
@@ -24,18 +24,18 @@ from fxmem.parallelism.process_group import make_mesh
 from fxmem.parallelism.wrapping import copy_model, parallelize_model, shard_optimizer
 from fxmem.recording.constants import remember_inputs
 from fxmem.tracing.fxgraph import list_calls
+from fxmem.tracing.state import save_random_states
 from fxmem.training.failures import explain_failure
 from fxmem.training.loops import infer
 from fxmem.training.losses import Loss
 from fxmem.training.optimizers import OptimizerFactory
 from fxmem.training.options import Options, load_choice
-from fxmem.training.step import Recording, record_step, trace_forward
+from fxmem.training.step import trace_forward
 from fxmem.training.training import Step
 
 if TYPE_CHECKING:
     from fxmem.analysis import Analysis
 
-_Recorded = TypeVar("_Recorded")
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -114,42 +114,41 @@ class Blueprint:
         with torch.cuda.stream(stream) if stream else contextlib.nullcontext():
             return parallelize_model(model, load_choice(layout.parallelize), mesh, layout.knobs)
 
-    def record(self, inputs: Sequence[str], *, symbolic_sizes: bool) -> Recording:
-        """Makes a step and records it; as for :meth:`run`.
+    @contextlib.contextmanager
+    def prepare_step(self, inputs: Sequence[str]) -> Iterator[Step]:
+        """Makes a step to be run within, on the target as far as PyTorch's code can tell.
 
-        Sizes stay nodes or are numbers.
-        """
-        target, hints = self.options.target, self.options.hints
-        record = functools.partial(
-            record_step, target=target, symbolic_sizes=symbolic_sizes, hints=hints
-        )
-        return self.run(record, inputs)
-
-    def run(self, record: Callable[[Step], _Recorded], inputs: Sequence[str]) -> _Recorded:
-        """Makes a step and has it recorded; to be called with the fake mode active.
-
-        An error names the inputs as given.
+        What the user's code keeps from call to call is restored. An error names the inputs as
+        given.
 
         Raises:
             TraceError: The step cannot be run on fake tensors.
         """
-        try:
-            with self.make_step() as step, self._replace_functions():
-                return record(step)
-        except FxmemError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise explain_failure(error, inputs, self.options.hints.default is not None) from error
+        users = [*map(type, self.model.modules()), self.loss, self.make_optimizer]
+        with contextlib.ExitStack() as after, restore_user_state(users), self.fake_mode:
+            after.callback(save_random_states())
+            try:
+                with (
+                    self.make_step() as step,
+                    translate_devices(self.options.target.device, self.named_devices),
+                    replace_converted(),
+                    answer_fake_checks(),
+                ):
+                    yield step
+            except FxmemError:
+                raise
+            except (Exception, SystemExit) as error:
+                has_size_hint = self.options.hints.default is not None
+                raise explain_failure(error, inputs, has_size_hint) from error
 
     def trace(self) -> tuple[fx.Graph, str]:
-        """Makes a step and traces its forward, with the fake mode active.
+        """Makes a step and traces its forward once, without recording the step.
 
         Returns:
             The FX graph, and what it cannot express.
         """
-        options = self.options
-        with self.make_step() as step, self._replace_functions():
-            return trace_forward(step, options.target, hints=options.hints)
+        with self.prepare_step(()) as step:
+            return trace_forward(step, self.options.target, hints=self.options.hints)
 
     def make_graph_module(self, analysis: Analysis) -> fx.GraphModule | None:
         """Makes the traced forward of the analysis that this is the blueprint of."""
@@ -158,7 +157,7 @@ class Blueprint:
         return make_graph_module(analysis)
 
     def is_hinted(self, graph: fx.Graph) -> bool:
-        """Returns whether other sizes lead to another graph, with the fake mode active."""
+        """Returns whether other sizes lead to another graph."""
         calls = [*list_calls(graph)]
         for hints in self.options.hints.vary():
             try:
@@ -168,16 +167,6 @@ class Blueprint:
             if reason or [*list_calls(found)] != calls:
                 return True
         return False
-
-    @contextlib.contextmanager
-    def _replace_functions(self) -> Iterator[None]:
-        """Lets functions of PyTorch answer as the target would, on fake tensors."""
-        with (
-            translate_devices(self.options.target.device, self.named_devices),
-            replace_converted(),
-            answer_fake_checks(),
-        ):
-            yield
 
 
 def _place_module(module: nn.Module, target: Backend) -> None:
