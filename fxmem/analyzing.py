@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,19 +16,15 @@ from fxmem.errors import DataDependentError, TraceError
 from fxmem.fakes.devices import translate_devices
 from fxmem.fakes.fake_mode import describe_inputs, make_fake_mode
 from fxmem.graph import Category, MemoryGraph
-from fxmem.kernels.cuda.present_gpu import show_gpu
-from fxmem.loading.building import silence_fake_kernels
 from fxmem.loading.inputs import check_inputs, check_model, gather_inputs
-from fxmem.loading.target import load_target, prepare_targets
+from fxmem.loading.target import load_target
 from fxmem.parallelism.layout import Layout, ParallelizeChoice, resolve_layout
-from fxmem.parallelism.process_group import offer_group
-from fxmem.patching import hold_process, leave_recording
 from fxmem.recording.size_hints import SizeHint
 from fxmem.tracing.compiled import NOT_COMPILED
-from fxmem.tracing.conditions import leave_autocast
 from fxmem.tracing.modules import describe_model, remember_model
 from fxmem.training.blueprint import Blueprint
 from fxmem.training.failures import is_traced
+from fxmem.training.isolation import isolate_analysis
 from fxmem.training.loops import LoopChoice, resolve_loop
 from fxmem.training.losses import resolve_loss
 from fxmem.training.optimizers import resolve_optimizer
@@ -299,31 +294,6 @@ def trace_model(
     inputs = gather_inputs(args, kwargs)
     with isolate_analysis(model, options=options):
         return _draw_blueprint(model, *inputs, None, None, options).trace()
-
-
-@contextlib.contextmanager
-def isolate_analysis(
-    *choices: object, options: Options | None = None, layout: Layout | None = None
-) -> Iterator[None]:
-    """Runs an analysis of arguments that may be a TARGET as in a process of its own.
-
-    Within, there is a GPU where the options' target is one; without options there is none.
-    """
-    gpu, count = None, 1 if layout is None else layout.world_size
-    if options is not None and options.target.name == "cuda":
-        gpu = options.architecture
-    with (
-        hold_process(),
-        leave_recording(),
-        torch.inference_mode(False),
-        torch.enable_grad(),
-        leave_autocast(),
-        prepare_targets(*choices),
-        silence_fake_kernels(),
-        offer_group(layout, "gloo" if gpu is None else "nccl"),
-        contextlib.nullcontext() if gpu is None else show_gpu(gpu, count=lambda: count),
-    ):
-        yield
 
 
 def _draw_blueprint(

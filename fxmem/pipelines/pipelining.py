@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from fxmem.analysis import Setup
-from fxmem.analyzing import describe_setup, isolate_analysis
+from fxmem.analyzing import describe_setup
 from fxmem.errors import UsageError
 from fxmem.fakes.devices import translate_devices
 from fxmem.fakes.fake_mode import describe_inputs, make_fake_mode
@@ -25,6 +25,7 @@ from fxmem.pipelines.rank_recorder import Metas, RankPlace, find_outputs, name_s
 from fxmem.pipelines.schedules import deal_stages
 from fxmem.recording.size_hints import SizeHint
 from fxmem.training.blueprint import Blueprint
+from fxmem.training.isolation import isolate_analysis
 from fxmem.training.losses import resolve_loss
 from fxmem.training.optimizers import resolve_optimizer
 from fxmem.training.options import (

@@ -24,7 +24,7 @@ from fxmem.recording.recorder import Recorder
 from fxmem.recording.size_hints import SizeHints
 from fxmem.tracing.tracer import Tracer
 from fxmem.training.residents import NamedInputs, label_gradients
-from fxmem.training.step import imitate_target, lay_out, note_assumptions
+from fxmem.training.step import lay_out, note_assumptions, watch_step
 from fxmem.training.training import Step, Training
 
 Metas = tuple[Tensor, ...]
@@ -78,7 +78,7 @@ def find_outputs(
         TraceError: It returns something that cannot be sent to the stage that follows.
     """
     recorder = Recorder(target, hints, step.mesh)
-    with imitate_target(recorder, target), recorder:
+    with watch_step(recorder, target):
         step = lay_out(step, recorder)
         given, kwargs = _split_first(step, microbatches)
         if received is not None:
@@ -131,7 +131,7 @@ def record_rank(
         The memory graph, what the rank does, and notes on how the step was run.
     """
     recorder = Recorder(target, hints, step.mesh)
-    with imitate_target(recorder, target) as notes, recorder:
+    with watch_step(recorder, target) as notes:
         run_steps: Any = _RankTraining.run_steps
         step = replace(lay_out(step, recorder), loop=run_steps)
         tracer = Tracer(step.model, recorder)

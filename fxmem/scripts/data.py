@@ -21,13 +21,11 @@ class RealData:
     """Replaces the functions that read and write what a script trains on.
 
     Args:
-        recorder: Records the operators.
-        notes: Takes a sentence on what was not written.
+        recorder: Records the operators, and notes what was not written.
     """
 
-    def __init__(self, recorder: ScriptRecorder, notes: dict[str, None]) -> None:
+    def __init__(self, recorder: ScriptRecorder) -> None:
         self._recorder = recorder
-        self._notes = notes
 
     def list_replacements(self) -> list[tuple[Any, str, Callable[..., Any]]]:
         """Lists owners, names, and functions that make a replacement of the function there."""
@@ -59,7 +57,8 @@ class RealData:
         def save_real(saved: Any, *args: Any, **kwargs: Any) -> None:
             if holds_fakes(saved):
                 at = find_source()
-                self._notes[f"torch.save at {at} wrote nothing: its tensors have no values."] = None
+                note = f"torch.save at {at} wrote nothing: its tensors have no values."
+                self._recorder.notes[note] = None
                 return
             save(saved, *args, **kwargs)
 

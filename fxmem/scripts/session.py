@@ -7,7 +7,7 @@ import functools
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -25,15 +25,11 @@ from fxmem.analysis import Analysis, Setup
 from fxmem.errors import TraceError, UsageError
 from fxmem.fakes.devices import translate_devices
 from fxmem.fakes.fake_mode import make_fake_mode
-from fxmem.fakes.values import answer_fake_checks
 from fxmem.gpus import CONTEXT_BYTES
 from fxmem.graph import EMPTY_CACHE, Category, Phase
-from fxmem.kernels.cuda.present_gpu import show_gpu
-from fxmem.kernels.functions import lower_functions
-from fxmem.loading.building import silence_fake_kernels
 from fxmem.memory.allocator.heap import DeviceMemory
 from fxmem.memory.allocator.meter import AllocatorMeter
-from fxmem.parallelism.process_group import offer_group, run_outside_modes
+from fxmem.parallelism.process_group import run_outside_modes
 from fxmem.patching import count_left, hold_process, patch
 from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.autograd import watch_engine
@@ -45,9 +41,8 @@ from fxmem.scripts.script_recorder import LOAD, ScriptRecorder
 from fxmem.scripts.script_run import ScriptRun
 from fxmem.scripts.script_tracer import ScriptTracer
 from fxmem.scripts.threads import follow_threads
-from fxmem.tracing.compiled import NOT_COMPILED, leave_out_compiler
-from fxmem.tracing.conditions import leave_autocast
-from fxmem.training.isolation import replace_inference_mode
+from fxmem.tracing.compiled import NOT_COMPILED
+from fxmem.training.isolation import imitate_target, offer_machine
 from fxmem.training.options import Options
 from fxmem.training.step import note_assumptions
 from fxmem.versions.release import check_release
@@ -93,6 +88,7 @@ class Session:
         self._left = count_left()
         self._options = options
         self._steps = steps
+        self._noted: Mapping[str, None] = {}
         self._launcher = launcher
         self._recorder = ScriptRecorder(options.target, options.hints)
         self._tracer = ScriptTracer(self._recorder, options.target.device, self._begin)
@@ -100,7 +96,6 @@ class Session:
         self._stepped: Counter[int] = Counter()
         self._idle: set[int] = set()
         self._phases = [Phase.FORWARD]
-        self._notes: dict[str, None] = {}
         found = gc.get_objects() if keeps_real else ()
         self._earlier = [each for each in found if issubclass(type(each), Optimizer)]
         self._kept_states: list[tuple[Optimizer, dict[Any, Any]]] = []
@@ -117,17 +112,9 @@ class Session:
             enter = stack.enter_context
             enter(hold_process())
             stack.callback(self._restore)
-            enter(leave_autocast())
-            enter(silence_fake_kernels())
-            if target.name == "cuda":
-                architecture, count = self._options.architecture, self._launcher.count_gpus
-                enter(show_gpu(architecture, self._offer_counters(), count=count))
-            enter(recorder.casts.watch_exits())
-            enter(recorder.watch_resizing())
-            enter(offer_group())
-            enter(answer_fake_checks())
-            enter(replace_inference_mode())
-            enter(leave_out_compiler(self._notes))
+            memory = self._offer_counters() if target.name == "cuda" else None
+            count = self._launcher.count_gpus
+            enter(offer_machine(self._options, count=count, memory=memory))
             enter(self._watch_torch())
             enter(watch_engine(self._begin_backward, self._run_engine))
             enter(fake_mode)
@@ -136,7 +123,7 @@ class Session:
             enter(watch_saved(recorder))
             if target.name == "cuda":
                 enter(translate_devices(target.device))
-            noted = enter(lower_functions(target))
+            self._noted = enter(imitate_target(recorder, target))
             enter(self._tracer.trace())
             self._tracer.set_phase(Phase.FORWARD)
             if target.name == "cuda":  # on the CPU, what prefetchers make stays real
@@ -145,7 +132,6 @@ class Session:
                 yield
             finally:
                 recorder.end_step()
-                self._notes.update(dict.fromkeys((*note_assumptions(recorder), *noted)))
 
     @contextlib.contextmanager
     def _watch_torch(self) -> Iterator[None]:
@@ -163,7 +149,7 @@ class Session:
                 "tolist",
                 lambda _: lambda tensor: self._recorder.reads.list_values(tensor),
             ),
-            *RealData(self._recorder, self._notes).list_replacements(),
+            *RealData(self._recorder).list_replacements(),
             *self._moves.list_replacements(),
         ]
         if self._recorder.makes_fakes:
@@ -251,7 +237,8 @@ class Session:
                 hint="does it move its model there? --device cpu records a script for the CPU",
             )
         operators = (each.name for step in self.windows for each in step.graph.operations)
-        notes = (*self._notes, *self._options.list_notes(operators))
+        noted = (*note_assumptions(self._recorder), *self._noted)
+        notes = (*noted, *self._options.list_notes(operators))
         return ScriptRun(
             tuple(self.windows), tuple(self._recorder.reads.reads.values()), notes, partial
         )
@@ -279,7 +266,7 @@ class Session:
             frontend="record",
             gpu=self._options.gpu.name if self._options.gpu else None,
             attention=self._options.architecture.attention,
-            compiled=NOT_COMPILED in self._notes,
+            compiled=NOT_COMPILED in self._recorder.notes,
         )
         self.windows.append(Analysis(setup, graph, self._options.settings, self._options.gpu))
         gc.collect(0)
@@ -374,7 +361,7 @@ class Session:
         others = {id(other) for other in self._list_optimizers()} - self._stepped.keys()
         if self._stepped[id(optimizer)] >= _MOST_STEPS and not others <= self._idle:
             self._idle |= others
-            self._notes[
+            self._recorder.notes[
                 f"{len(others)} of the script's optimizers did not step while another did"
                 f" {_MOST_STEPS} times: a step does not wait for them."
             ] = None

@@ -17,7 +17,6 @@ from fxmem.errors import FxmemError
 from fxmem.fakes.devices import keep_default_on_cpu, translate_devices
 from fxmem.fakes.fake_mode import lies_on_accelerator, make_fake_inputs
 from fxmem.fakes.swapping import restore_user_state, settle_lazy, swap_in_fakes
-from fxmem.fakes.values import answer_fake_checks
 from fxmem.kernels.registry import Backend
 from fxmem.loading.building import replace_converted
 from fxmem.parallelism.process_group import make_mesh
@@ -132,7 +131,6 @@ class Blueprint:
                     self.make_step() as step,
                     translate_devices(self.options.target.device, self.named_devices),
                     replace_converted(),
-                    answer_fake_checks(),
                 ):
                     yield step
             except FxmemError:

@@ -1,16 +1,27 @@
-"""Process-wide state during a recording: random states and inference mode."""
+"""Process-wide state during a recording: the machine, PyTorch on it, and random states."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from fxmem.patching import patch
+from fxmem.fakes.values import answer_fake_checks
+from fxmem.kernels.cuda.present_gpu import show_gpu
+from fxmem.kernels.functions import lower_functions
+from fxmem.kernels.registry import Backend
+from fxmem.loading.building import silence_fake_kernels
+from fxmem.loading.target import prepare_targets
+from fxmem.parallelism.layout import Layout
+from fxmem.parallelism.process_group import offer_group
+from fxmem.patching import hold_process, leave_recording, patch
 from fxmem.recording.recorder import Recorder
+from fxmem.tracing.compiled import leave_out_compiler
+from fxmem.tracing.conditions import leave_autocast
+from fxmem.training.options import Options
 from fxmem.versions.fallbacks import keeps_casts_in_inference
 
 _CUDA_SETTERS = ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state")
@@ -107,3 +118,67 @@ def replace_inference_mode() -> contextlib.AbstractContextManager[None]:
             },
         }
     )
+
+
+@contextlib.contextmanager
+def offer_machine(
+    options: Options | None,
+    layout: Layout | None = None,
+    *,
+    count: Callable[[], int] | None = None,
+    memory: Mapping[str, Callable[..., Any]] | None = None,
+) -> Iterator[None]:
+    """Runs code as in a process of its own, on a machine with the options' target.
+
+    Args:
+        options: Their target is the device; None for a machine without a GPU.
+        layout: The process is a rank of it.
+        count: Counts the GPUs; by default there is one for each rank.
+        memory: As for :func:`show_gpu`.
+    """
+    gpu, world_size = None, 1 if layout is None else layout.world_size
+    if options is not None and options.target.name == "cuda":
+        gpu = options.architecture
+    with (
+        hold_process(),
+        leave_autocast(),
+        silence_fake_kernels(),
+        offer_group(layout, "gloo" if gpu is None else "nccl"),
+        contextlib.nullcontext()
+        if gpu is None
+        else show_gpu(gpu, memory, count=count or (lambda: world_size)),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def isolate_analysis(
+    *choices: object, options: Options | None = None, layout: Layout | None = None
+) -> Iterator[None]:
+    """Runs an analysis of arguments that may be a TARGET as in a process of its own.
+
+    Within, there is a GPU where the options' target is one; without options there is none.
+    """
+    with (
+        hold_process(),
+        leave_recording(),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        offer_machine(options, layout),
+        prepare_targets(*choices),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def imitate_target(recorder: Recorder, target: Backend) -> Iterator[Mapping[str, None]]:
+    """Runs PyTorch's own code as on the target, and yields notes on what runs otherwise."""
+    with (
+        recorder.watch_resizing(),
+        recorder.casts.watch_exits(),
+        answer_fake_checks(),
+        lower_functions(target) as notes,
+        leave_out_compiler(recorder.notes),
+        replace_inference_mode(),
+    ):
+        yield notes

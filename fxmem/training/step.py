@@ -9,14 +9,12 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from fxmem.graph import MemoryGraph
-from fxmem.kernels.functions import lower_functions
 from fxmem.kernels.registry import Backend
 from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.recorder import Recorder
 from fxmem.recording.size_hints import SizeHints, assume_counts
-from fxmem.tracing.compiled import leave_out_compiler
 from fxmem.tracing.tracer import Tracer
-from fxmem.training.isolation import replace_inference_mode, watch_random_state
+from fxmem.training.isolation import imitate_target, watch_random_state
 from fxmem.training.losses import NoGradientError
 from fxmem.training.training import Step, Training
 
@@ -51,7 +49,7 @@ def record_step(
         hints: How many elements ``nonzero`` and the like find; None to refuse them.
     """
     recorder = Recorder(target, hints, step.mesh)
-    with imitate_target(recorder, target) as notes, recorder:
+    with watch_step(recorder, target) as notes:
         try:
             step = lay_out(step, recorder)
             tracer = Tracer(
@@ -91,7 +89,7 @@ def trace_forward(
         The FX graph, and what it cannot express.
     """
     recorder = Recorder(target, hints)
-    with imitate_target(recorder, target), recorder:
+    with watch_step(recorder, target):
         tracer = Tracer(step.model, recorder, symbolic_sizes=True, builds_graph=True)
         Training(step, target, recorder, tracer).trace_forward()
         assert tracer.builder is not None
@@ -99,16 +97,13 @@ def trace_forward(
 
 
 @contextlib.contextmanager
-def imitate_target(recorder: Recorder, target: Backend) -> Iterator[Mapping[str, None]]:
-    """Runs PyTorch as on the target, and yields notes on what runs otherwise."""
+def watch_step(recorder: Recorder, target: Backend) -> Iterator[Mapping[str, None]]:
+    """Records a step of the analysis's own as on the target; yields notes as `imitate_target`."""
     with (
+        imitate_target(recorder, target) as notes,
         watch_random_state(recorder),
-        recorder.watch_resizing(),
-        recorder.casts.watch_exits(),
-        lower_functions(target) as notes,
-        leave_out_compiler(recorder.notes),
         assume_counts(recorder.runner.hints, recorder.notes),
-        replace_inference_mode(),
+        recorder,
     ):
         yield notes
 
