@@ -37,7 +37,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from benchmarks.distributed_cases import CASES, DistributedCase
 from benchmarks.stamp import write_stamp
 from fxmem.analysis import Analysis
-from fxmem.loop import Loop
+from fxmem.setup import Loop
 
 _MARK = "measured step"
 _STEPS = 3

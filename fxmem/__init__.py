@@ -21,11 +21,11 @@ from fxmem.errors import (
 from fxmem.finding import Finding, register_finding
 from fxmem.fitting.record import Fitting
 from fxmem.graph import Category, Phase
-from fxmem.loop import Loop
 from fxmem.pipelines.pipeline import Pipeline
 from fxmem.planning.plan import Plan
 from fxmem.report.formats import register_format, render
 from fxmem.scripts.script_run import ScriptRun
+from fxmem.setup import Loop
 from fxmem.specs import TensorSpec
 from fxmem.verifying.verification import Verification
 

@@ -13,7 +13,6 @@ from fxmem.errors import UsageError
 from fxmem.finding import Finding, find_findings
 from fxmem.gpus import CONTEXT_BYTES, NCCL_BYTES, GpuModel
 from fxmem.graph import Category, MemoryGraph, Node, Phase, SavedTensor, SourceLocation
-from fxmem.loop import PLAIN, Loop
 from fxmem.memory.allocation import (
     Allocation,
     DeviceRun,
@@ -49,41 +48,13 @@ from fxmem.report.json_report import (
 from fxmem.report.module_table import list_modules
 from fxmem.report.result import Result
 from fxmem.report.text import list_step_blocks
+from fxmem.setup import Setup
 
 if TYPE_CHECKING:
     import graphviz
     import networkx
 
     from fxmem.planning.plan import Plan
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """The analysed step, as text."""
-
-    model: str  # the TARGET, or the class of the module that was given
-    inputs: tuple[str, ...]  # a spec for each: "8x3x224x224:float32"
-    mode: str  # "train" or "infer"
-    device: str
-    optimizer: str | None
-    loss: str | None  # None for the default
-    frontend: str  # "fx" or "record": the tracer that served
-    gpu: str | None = None
-    autocast: str | None = None  # the dtype that forward and loss are autocast to
-    frontend_reason: str = ""  # why fx did not serve
-    notes: tuple[str, ...] = ()  # on how the analysis was done, a sentence each
-    # the size assumed where sizes depend on data, or sizes by line
-    size_hint: int | Mapping[str, int] | None = None
-    inference_mode: bool = False  # else inference is under no_grad
-    window: str = ""  # of recorded code: "step 1", "after step 2"; else empty
-    loop: Loop = PLAIN
-    # names and sizes of the mesh of processes, one of whose ranks the step is of; None for one
-    mesh: Mapping[str, int] | None = None
-    parallelize: str | None = None  # how the model is laid out on the mesh
-    rank: int | str = 0
-    compiled: bool = False  # torch.compile is called, and left out
-    attention: str | None = None  # the backend tried first, where one was asked for
-    schedule: str | None = None  # of the pipeline, one of whose ranks the step is of
 
 
 @dataclass(frozen=True, slots=True)

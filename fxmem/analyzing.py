@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from fxmem.analysis import Analysis, Setup
+from fxmem.analysis import Analysis
 from fxmem.errors import DataDependentError, TraceError
 from fxmem.fakes.devices import translate_devices
 from fxmem.fakes.fake_mode import describe_inputs, make_fake_mode
@@ -20,6 +20,7 @@ from fxmem.loading.inputs import check_inputs, check_model, gather_inputs
 from fxmem.loading.target import load_target
 from fxmem.parallelism.layout import Layout, ParallelizeChoice, resolve_layout
 from fxmem.recording.size_hints import SizeHint
+from fxmem.setup import Setup
 from fxmem.tracing.compiled import NOT_COMPILED
 from fxmem.tracing.modules import describe_model, remember_model
 from fxmem.training.blueprint import Blueprint

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from fxmem.analysis import Setup
 from fxmem.planning.plan import Plan
 from fxmem.report.blocks import Block, Heading, Paragraph
 from fxmem.report.result import Report, Result
 from fxmem.report.tables import Bytes, Cell, Table
 from fxmem.report.text import write_share, write_subject
+from fxmem.setup import Setup
 from fxmem.units import format_bytes
 
 SCHEMA_VERSION = 1

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fxmem.analysis import Setup
 from fxmem.graph import Category, SourceLocation, is_installed
 from fxmem.report.document import Headline, LiveRow
 from fxmem.report.json_report import read_record, refuse_damage
+from fxmem.setup import Setup
 
 _OWNER_DEPTH = {"PARAMETER": 1, "BUFFER": 1, "GRADIENT": 2, "OPTIMIZER_STATE": 2}
 """Names after that of the module: ``fc.weight``, ``fc.weight.grad``, ``fc.weight.exp_avg``."""

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fxmem.analysis import Setup
 from fxmem.parallelism.layout import Knobs, Mesh, Way
 from fxmem.report.blocks import Block, Heading, Paragraph
 from fxmem.report.result import Result
 from fxmem.report.tables import Bytes, Cell, Table
 from fxmem.report.text import write_mesh, write_share, write_subject
+from fxmem.setup import Setup
 from fxmem.units import format_bytes
 
 SCHEMA_VERSION = 1

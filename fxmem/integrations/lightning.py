@@ -12,9 +12,9 @@ from torch import nn
 
 from fxmem.applying.module_plans import run_segments
 from fxmem.integrations.first_step import FirstStep, describe_optimizer
-from fxmem.loop import Loop
 from fxmem.patching import patch
 from fxmem.planning.plan import MODULES
+from fxmem.setup import Loop
 
 _PRECISIONS = {"bf16-mixed": "bf16", "16-mixed": "fp16"}
 _REPORTS = ("log", "log_dict", "print")

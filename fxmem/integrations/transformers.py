@@ -9,7 +9,7 @@ from torch import nn
 
 from fxmem.applying.auto import prepare_first_step
 from fxmem.integrations.first_step import FirstStep, describe_optimizer
-from fxmem.loop import Loop
+from fxmem.setup import Loop
 
 
 class FxmemCallback(FirstStep, transformers.TrainerCallback):

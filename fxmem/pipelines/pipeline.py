@@ -10,9 +10,10 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from fxmem.analysis import Analysis, Setup
+from fxmem.analysis import Analysis
 from fxmem.report.blocks import Block
 from fxmem.report.result import Result
+from fxmem.setup import Setup
 
 SCHEMA_VERSION = 1
 

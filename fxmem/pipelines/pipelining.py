@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from fxmem.analysis import Setup
 from fxmem.analyzing import describe_setup
 from fxmem.errors import UsageError
 from fxmem.fakes.devices import translate_devices
@@ -24,6 +23,7 @@ from fxmem.pipelines.pipeline import Pipeline, RankMemory
 from fxmem.pipelines.rank_recorder import Metas, RankPlace, find_outputs, name_stage, record_rank
 from fxmem.pipelines.schedules import deal_stages
 from fxmem.recording.size_hints import SizeHint
+from fxmem.setup import Setup
 from fxmem.training.blueprint import Blueprint
 from fxmem.training.isolation import isolate_analysis
 from fxmem.training.losses import resolve_loss

@@ -30,8 +30,9 @@ from fxmem.report.text import (
 from fxmem.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from fxmem.analysis import Analysis, Setup
+    from fxmem.analysis import Analysis
     from fxmem.finding import Finding
+    from fxmem.setup import Setup
 
 _ALLOWED = 0.1  # share of time that the example below the table of trade-offs allows
 _REASONS = 5  # not to recompute nodes that are listed; nodes with others are counted

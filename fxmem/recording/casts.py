@@ -77,7 +77,8 @@ class CastLog:
         def clear_watched() -> None:
             for index in self._kept:
                 self._ledger.storages[index].cast_until = self._ledger.operation
-            clear_cache()
+            with self._ledger.order_deaths():  # autocast keeps them by address
+                clear_cache()
             self._ledger.release(self._held)
             self.forget()
 

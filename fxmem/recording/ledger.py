@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import weakref
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,6 +85,7 @@ class Ledger:
         self.streams: dict[int, int] = {}  # by serial number; without the default one
         self._next_serial = 0
         self._deaths = 0
+        self._dying: list[int] | None = None  # by address, where they are put in order
         self.lock = threading.RLock()  # threads that a script starts allocate and free as well
 
     def begin(self) -> None:
@@ -349,7 +351,19 @@ class Ledger:
         with self.lock:
             del self._references[key]
             self._emptied.pop(key, None)
-            if key in self._live:
+            if key in self._live and self._dying is None:
+                self._end(key)
+            elif key in self._live:
+                self._dying.append(key)
+
+    @contextlib.contextmanager
+    def order_deaths(self) -> Iterator[None]:
+        """Counts storages that die within in the order of birth, as addresses order them anew."""
+        with self.lock:
+            self._dying = dying = []
+            yield
+            self._dying = None
+            for key in sorted(dying, key=self._live.__getitem__):
                 self._end(key)
 
     def _end(self, key: int) -> LiveStorage:

@@ -14,7 +14,8 @@ from fxmem.memory.allocation import Exhaustion
 from fxmem.memory.labels import label_operator
 
 if TYPE_CHECKING:
-    from fxmem.analysis import Analysis, Setup
+    from fxmem.analysis import Analysis
+    from fxmem.setup import Setup
 
 _ALIKE = 0.01  # share of the peak by which the first step's may differ without a word
 

@@ -22,8 +22,8 @@ from fxmem.graph import (
     SourceLocation,
     Storage,
 )
-from fxmem.loop import Loop
 from fxmem.memory.module_tree import SUMS
+from fxmem.setup import Loop
 
 if TYPE_CHECKING:
     from fxmem.analysis import Analysis

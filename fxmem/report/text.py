@@ -13,8 +13,8 @@ from fxmem.report.tables import Bytes, Cell, Flops, Table
 from fxmem.units import format_bytes
 
 if TYPE_CHECKING:
-    from fxmem.analysis import Setup
     from fxmem.memory.liveness import Peak
+    from fxmem.setup import Setup
 
 
 def list_step_blocks(

@@ -21,7 +21,7 @@ from torch.optim.optimizer import (
 from torch.utils import _device
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fxmem.analysis import Analysis, Setup
+from fxmem.analysis import Analysis
 from fxmem.errors import TraceError, UsageError
 from fxmem.fakes.devices import translate_devices
 from fxmem.fakes.fake_mode import make_fake_mode
@@ -41,6 +41,7 @@ from fxmem.scripts.script_recorder import LOAD, ScriptRecorder
 from fxmem.scripts.script_run import ScriptRun
 from fxmem.scripts.script_tracer import ScriptTracer
 from fxmem.scripts.threads import follow_threads
+from fxmem.setup import Setup
 from fxmem.tracing.compiled import NOT_COMPILED
 from fxmem.training.isolation import imitate_target, offer_machine
 from fxmem.training.options import Options

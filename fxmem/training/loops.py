@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fxmem.errors import UsageError
 from fxmem.loading.parsing import is_target
 from fxmem.loading.target import load_function
-from fxmem.loop import Loop
+from fxmem.setup import Loop
 from fxmem.specs import parse_call
 from fxmem.training.training import Training
 

@@ -19,11 +19,11 @@ from fxmem.kernels.cuda.gpu import Gpu, describe_gpu
 from fxmem.kernels.registry import Backend
 from fxmem.loading.parsing import is_target
 from fxmem.loading.target import load_function
-from fxmem.loop import PLAIN, Loop
 from fxmem.memory.allocator.settings import AllocatorSettings, parse_settings
 from fxmem.parallelism.layout import Layout
 from fxmem.plugins import load_plugins
 from fxmem.recording.size_hints import SizeHint, SizeHints, read_size_hint
+from fxmem.setup import PLAIN, Loop
 from fxmem.specs import parse_dtype, strip_torch
 from fxmem.training.loops import SIDE_STREAMS, LoopFunction, plain
 from fxmem.training.losses import resolve_loss

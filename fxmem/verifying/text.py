@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fxmem.analysis import Setup
 from fxmem.report.blocks import Block, Heading, Paragraph
 from fxmem.report.tables import Bytes, Cell, Table
 from fxmem.report.text import write_count, write_subject
+from fxmem.setup import Setup
 from fxmem.units import format_bytes
 
 if TYPE_CHECKING:

@@ -14,11 +14,12 @@ from benchmarks.accuracy import peak_without_workspace
 from benchmarks.cases import Spec
 from benchmarks.measure import measure_flops, measure_saved, measure_tensors
 from benchmarks.step import MODES, Mode
-from fxmem.analysis import Analysis, Setup
+from fxmem.analysis import Analysis
 from fxmem.fakes.fake_mode import make_fake_mode
 from fxmem.fakes.swapping import swap_in_fakes
 from fxmem.graph import Category
 from fxmem.kernels.cpu import CPU
+from fxmem.setup import Setup
 from fxmem.training.loops import infer, plain
 from fxmem.training.losses import resolve_loss
 from fxmem.training.optimizers import resolve_optimizer

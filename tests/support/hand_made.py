@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from fxmem.analysis import Analysis, Setup
+from fxmem.analysis import Analysis
 from fxmem.graph import (
     NEXT_RESULT,
     RESIDENT,
@@ -22,6 +22,7 @@ from fxmem.graph import (
     Storage,
     measure_blocks,
 )
+from fxmem.setup import Setup
 
 MIB = 1024**2
 

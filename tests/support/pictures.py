@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fxmem.analysis import Setup
 from fxmem.graph import Category, Phase
 from fxmem.report.document import Document, Headline, NodeRow
 from fxmem.report.graph.view import Box, Cluster
+from fxmem.setup import Setup
 
 MIB = 1024**2
 

@@ -23,10 +23,11 @@ from benchmarks.cuda_trace import (
     describe_trace,
     replay_measured,
 )
-from fxmem.analysis import Analysis, Setup
+from fxmem.analysis import Analysis
 from fxmem.graph import RESIDENT, Category, MemoryGraph, Operation, Phase, Storage
 from fxmem.kernels.cuda.gpu import Gpu, current_gpu
 from fxmem.memory.allocator.settings import AllocatorSettings
+from fxmem.setup import Setup
 from fxmem.training.options import resolve_device
 
 GPU = {"gpu": "A GPU", "capability": [9, 0], "multiprocessors": 132}

@@ -82,3 +82,11 @@ def test_the_end_is_that_of_the_model_s_own_autocast() -> None:
     (cast,) = [storage for storage in graph.storages if storage.cast_until is not None]
     assert cast.cast_until is not None
     assert graph.operations[cast.cast_until + 1].name == "aten.exp.default"
+
+
+def test_casts_are_freed_in_one_order_run_by_run() -> None:
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(8)))
+    graph = fxmem.analyze(model, ("3x4",), autocast="bf16", mode="infer").graph
+    kept = [storage for storage in graph.storages if storage.cast_until is not None]
+    ranks = [storage.death_rank for storage in kept]
+    assert len(kept) == 16 and ranks == sorted(ranks)

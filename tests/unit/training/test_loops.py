@@ -7,7 +7,7 @@ import pytest
 from torch import nn
 
 import fxmem
-from fxmem.loop import Loop
+from fxmem.setup import Loop
 from fxmem.training.loops import LOOPS, resolve_loop
 
 OPTIONS: dict[str, Any] = {"device": "cpu", "optimizer": "adam", "loss": "mse"}
