@@ -351,16 +351,16 @@ class Ledger:
         with self.lock:
             del self._references[key]
             self._emptied.pop(key, None)
-            if key in self._live and self._dying is None:
-                self._end(key)
-            elif key in self._live:
+            if key in self._live and self._dying is not None:
                 self._dying.append(key)
+            elif key in self._live:
+                self._end(key)
 
     @contextlib.contextmanager
     def order_deaths(self) -> Iterator[None]:
         """Counts storages that die within in the order of birth, as addresses order them anew."""
         with self.lock:
-            self._dying = dying = []
+            dying = self._dying = list[int]()
             yield
             self._dying = None
             for key in sorted(dying, key=self._live.__getitem__):
