@@ -97,6 +97,11 @@ def max_batch(
         )
     if max_overhead is not None and options.get("mode") == "infer":
         raise UsageError("inference recomputes nothing", hint="leave max_overhead out")
+    if max_overhead is not None and options.get("mesh") is not None:
+        raise UsageError(
+            "the batch of a rank is not searched with plans",
+            hint="leave max_overhead out, then plan at the batch that you want",
+        )
     if multiple_of is not None and multiple_of < 1:
         raise UsageError(f"a size cannot be a multiple of {multiple_of}", hint="1 or more")
     memory_bytes = find_gpu(gpu or "").capacity_bytes if memory is None else resolve_bytes(memory)

@@ -155,6 +155,10 @@ def test_the_margin_and_the_context_stay_free() -> None:
             {"memory": "1GiB", "mode": "infer", "max_overhead": 0.1},
             "inference recomputes nothing (leave max_overhead out)",
         ),
+        (
+            {"memory": "1GiB", "mesh": {"dp": 2}, "parallelize": "ddp", "max_overhead": 0.1},
+            "the batch of a rank is not searched with plans (leave max_overhead out, then plan at",
+        ),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
