@@ -12,8 +12,9 @@ from torch.utils._pytree import tree_leaves
 from fxmem.analysis import Analysis
 from fxmem.analyzing import analyze
 from fxmem.applying.codegen import lay_over_graph
-from fxmem.applying.module import PlannedModule
-from fxmem.applying.module_plans import find_original, wrap_modules
+from fxmem.applying.graph_plans import GraphForward
+from fxmem.applying.module_plans import wrap_modules
+from fxmem.applying.planned_model import find_original, make_planned
 from fxmem.applying.size_ranges import find_size_ranges
 from fxmem.errors import UsageError
 from fxmem.planning.plan import MODULES, InplaceChange, Plan, Segment, strip_plan
@@ -41,14 +42,13 @@ def apply(
         kwargs: Keyword inputs, of the same kinds.
 
     Returns:
-        A module with the same parameters, buffers and names in its ``state_dict``. With style
-        ``"modules"`` it is an instance of the model's own class, with the very same attributes.
+        An instance of the model's own class, with the very same attributes.
 
     Raises:
         UsageError: The plan is not this model's, or is from a file and no inputs were given; or
             the model's graph cannot be run.
     """
-    if isinstance(model, PlannedModule) or find_original(model) is not None:
+    if find_original(model) is not None:
         raise UsageError("a plan was applied to this model", hint="fxmem.unapply it first")
     has_inputs = args is not None or kwargs is not None
     if plan.style == MODULES:
@@ -92,10 +92,11 @@ def build_module(
     mode: str = "train",
     size_hint: int | None = None,
     plan: Plan | None = None,
-) -> PlannedModule:
+) -> nn.Module:
     """Makes the module that runs a traced graph of a model with the changes of a plan."""
     ranges = find_size_ranges(model, graph, mode, size_hint)
-    return PlannedModule(model, lay_over_graph(graph, model, segments, inplace), mode, ranges, plan)
+    planned = lay_over_graph(graph, model, segments, inplace)
+    return make_planned(model, GraphForward(model, planned, mode, ranges, plan))
 
 
 def find_autocast(inputs: Any) -> torch.dtype | None:

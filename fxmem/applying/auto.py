@@ -15,9 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 from fxmem.analyzing import analyze
 from fxmem.applying.applying import apply, find_autocast
-from fxmem.applying.module import PlannedModule
-from fxmem.applying.module_plans import find_original, run_segments
 from fxmem.applying.plan_search import plan
+from fxmem.applying.planned_model import find_original, run_by_plan
 from fxmem.errors import UsageError
 from fxmem.gpus import find_gpu
 from fxmem.planning.plan import Plan
@@ -197,8 +196,6 @@ def unapply(model: nn.Module) -> nn.Module:
     Raises:
         UsageError: No plan was applied to it.
     """
-    if isinstance(model, PlannedModule):
-        return model.original
     original = find_original(model) or model
     lazy = vars(original).get("forward")
     if isinstance(lazy, LazyForward):
@@ -242,10 +239,7 @@ class LazyForward:
         try:
             if self._planned is None:
                 self._planned = self._plan(args, kwargs)
-            if isinstance(self._planned, PlannedModule):
-                return self._planned.forward(*args, **kwargs)
-            with run_segments(self._planned):
-                return self.__wrapped__(*args, **kwargs)
+            return run_by_plan(self._planned, self.__wrapped__, *args, **kwargs)
         finally:
             self._is_running = False
 

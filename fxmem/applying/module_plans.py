@@ -1,8 +1,7 @@
 """Plans of whole modules: the model's own code runs, with some of its modules recomputed.
 
-A planned model is an object beside the user's, of a subclass of its class, and has the very same
-attributes: parameters, buffers, submodules, hooks and mode are one. While it is called, a
-``forward`` that checkpoints stands in front of the ``forward`` of each chosen module.
+While the planned model's forward runs, a ``forward`` that checkpoints stands in front of the
+``forward`` of each chosen module.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fxmem.applying.planned_model import make_planned
 from fxmem.applying.runtime import checkpoint
 from fxmem.errors import UsageError
 from fxmem.planning.model.segment_ranges import iterate_segments
@@ -35,22 +35,20 @@ class _Choice:
 _Choices = Mapping[str, _Choice]
 
 
-class _Planned:
-    _fxmem_original: nn.Module
-    _fxmem_choices: _Choices
-    _fxmem_plan: Plan | None
+class _ModulesForward:
+    """The forward of a model, with some of its modules recomputed in training."""
+
+    def __init__(self, model: nn.Module, choices: _Choices, plan: Plan | None) -> None:
+        self._model, self._choices, self.plan, self.calls = model, choices, plan, 0
 
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator,no-untyped-call]
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the model, in training with the plan."""
-        model: Any = super()
-        if not (vars(self)["training"] and torch.is_grad_enabled()):
-            return model.__call__(*args, **kwargs)
-        with run_segments(self):
-            return model.__call__(*args, **kwargs)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return _make_planned, (self._fxmem_original, self._fxmem_choices, self._fxmem_plan)
+    def run(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Runs the model's own forward."""
+        if not (self._model.training and torch.is_grad_enabled()):
+            return forward(*args, **kwargs)
+        self.calls += 1
+        with _checkpoint_modules(self._model, self._choices, self._choices):
+            return forward(*args, **kwargs)
 
 
 def wrap_modules(
@@ -68,18 +66,7 @@ def wrap_modules(
     for name in ("", *choices):
         if isinstance(modules[name], torch.jit.ScriptModule):
             raise UsageError(f"{name or 'the model'} is a script, which runs as it was compiled")
-    return _make_planned(model, choices, plan)
-
-
-def find_original(model: nn.Module) -> nn.Module | None:
-    """Finds the model that a plan of modules was applied to; None where none was."""
-    return model._fxmem_original if isinstance(model, _Planned) else None
-
-
-def run_segments(planned: Any) -> contextlib.AbstractContextManager[None]:
-    """Makes the chosen modules checkpoint themselves for a while; a model may have none."""
-    choices: _Choices = getattr(planned, "_fxmem_choices", {})
-    return _checkpoint_modules(planned, choices, choices)
+    return make_planned(model, _ModulesForward(model, choices, plan))
 
 
 def find_holders(model: nn.Module, names: Iterable[str]) -> tuple[tuple[str, str], ...]:
@@ -115,18 +102,6 @@ def _gather_choices(model: nn.Module, segments: Iterable[Segment]) -> dict[str, 
         inner = (child.fqn for child in iterate_segments(segment.children))
         choice.inner = [*dict.fromkeys((*choice.inner, *inner))]
     return choices
-
-
-def _make_planned(original: nn.Module, choices: _Choices, plan: Plan | None) -> nn.Module:
-    base = type(original)
-    attributes = {name: getattr(base, name) for name in ("__module__", "__qualname__", "__doc__")}
-    attributes |= {"_fxmem_original": original, "_fxmem_choices": choices, "_fxmem_plan": plan}
-    if not hasattr(original, "plan"):
-        attributes["plan"] = plan
-    kind: Any = type(base.__name__, (_Planned, base), attributes)
-    planned: nn.Module = object.__new__(kind)
-    object.__setattr__(planned, "__dict__", vars(original))
-    return planned
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import lightning
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import nn
 
-from fxmem.applying.module_plans import run_segments
+from fxmem.applying.planned_model import run_by_plan
 from fxmem.integrations.first_step import FirstStep, describe_optimizer
 from fxmem.patching import patch
 from fxmem.planning.plan import MODULES
@@ -78,7 +78,6 @@ def _run_by_plan(module: Any, planned: nn.Module) -> None:
 
     @functools.wraps(own)
     def training_step(*args: Any, **kwargs: Any) -> Any:
-        with run_segments(planned):
-            return own(*args, **kwargs)
+        return run_by_plan(planned, own, *args, **kwargs)
 
     vars(module)["training_step"] = training_step

@@ -25,3 +25,9 @@ def plan_leanest(
 def apply_leanest(model: nn.Module, args: Any, kwargs: Any = None, **options: Any) -> Any:
     """The model with that plan."""
     return fxmem.apply(model, plan_leanest(model, args, kwargs, **options))
+
+
+def read_code(planned: Any) -> str:
+    """The code of a planned model's graph."""
+    code: str = planned._fxmem_forward.code
+    return code

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 import fxmem
 from fxmem.applying import auto as auto_module
-from fxmem.applying.module import PlannedModule
 
 LIMIT: dict[str, Any] = {"max_overhead": 1.0, "device": "cpu", "time_limit_s": 1}
 
@@ -189,7 +188,7 @@ def test_a_class_with_a_decorator_stays_itself() -> None:
     model = make(Decorated)
     assert type(model) is Decorated
     check_same(take_steps(model), take_steps(make()))
-    assert isinstance(vars(model)["forward"]._planned, PlannedModule)
+    assert model.plan.segments
     assert type(pickle.loads(pickle.dumps(model))) is Decorated
 
 
@@ -222,7 +221,7 @@ def test_a_model_from_which_the_plan_is_taken_makes_no_other(
     original = fxmem.unapply(model)
     assert type(original) is Own
     assert not hasattr(original, "plan")
-    monkeypatch.setattr(auto_module, "PlannedModule", None)  # what asks for a plan fails
+    monkeypatch.setattr(auto_module, "run_by_plan", None)  # what asks for a plan fails
     plain = make()
     plain.load_state_dict(original.state_dict())
     expected = take_steps(plain)

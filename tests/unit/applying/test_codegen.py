@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from leanest import read_code
 from running import Runs
 from steps import check_same_step, sum_squares
 from torch import Tensor, nn
 
 import fxmem
 from fxmem.applying.applying import build_module
-from fxmem.applying.module import PlannedModule
 from fxmem.planning.plan import Segment
 
 
@@ -36,7 +36,7 @@ class Net(nn.Module):
         return torch.tanh(y) * self.weight, y
 
 
-def build(model: nn.Module, segments: tuple[Segment, ...], *inputs: str) -> PlannedModule:
+def build(model: nn.Module, segments: tuple[Segment, ...], *inputs: str) -> nn.Module:
     analysis = fxmem.analyze(model, inputs or ("4x8",), device="cpu")
     return build_module(model, analysis.fx_graph, segments)
 
@@ -46,7 +46,7 @@ def test_each_segment_is_a_function_that_takes_and_gives_what_crosses_it() -> No
     inner = (Segment("cat", "norm", 3, norms=("norm",)), Segment("tanh", "tanh", 1))
     outer = Segment("cat", "mul_1", 6, random=True, norms=("norm",), children=inner)
     planned = build(model, (Segment("layer", "chunk", 3), outer))
-    assert planned.code.strip() == textwrap.dedent(
+    assert read_code(planned).strip() == textwrap.dedent(
         """\
         def forward(self, x):
             def segment_1(x):
@@ -110,7 +110,7 @@ def test_names_of_values_are_not_those_of_segments() -> None:
     model = Colliding()
     segments = (Segment("segment_2", "sin", 2), Segment("segment_1_results", "chunk", 2))
     planned = build(model, segments, "4x8", "4x8")
-    assert "def planned_segment_1(x):" in planned.code
+    assert "def planned_segment_1(x):" in read_code(planned)
     check_same_step(model, planned, torch.randn(4, 8), torch.randn(4, 8), loss_of=sum_squares)
 
 

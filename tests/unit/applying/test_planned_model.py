@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxmem
-from fxmem.applying.module import PlannedModule
 
 
 class Net(nn.Module):
@@ -37,7 +36,7 @@ class Net(nn.Module):
         return "hello"
 
 
-def make() -> tuple[Net, PlannedModule]:
+def make() -> tuple[Net, Any]:
     torch.manual_seed(0)
     model = Net()
     return model, apply_leanest(model, ("5x4",))
@@ -216,17 +215,15 @@ def test_methods_of_modules_that_a_model_overrides_are_the_model_s() -> None:
     assert model.counter == copy.deepcopy(planned).counter == 7
 
 
-def test_a_call_of_its_own_is_told() -> None:
+def test_a_call_of_its_own_is_kept() -> None:
     class Doubling(Overriding):
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             return 2 * super().__call__(*args, **kwargs)
 
-    with pytest.raises(fxmem.UsageError) as error:
-        plan_graph(Doubling())
-    assert str(error.value) == (
-        "Doubling has a __call__ of its own, which is not in the plan's graph "
-        "(use style='modules', or move that code to forward)"
-    )
+    model, x = Doubling(), torch.randn(5, 4)
+    planned = plan_graph(model)
+    assert torch.equal(planned(x), model(x))
+    assert planned.plan_calls == 1
 
 
 class Named(nn.Module):
@@ -241,11 +238,18 @@ class Named(nn.Module):
         return getattr(self, self.name)(torch.tanh(self.layer(x)))  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("name", ["original", "graph", "recompile"])
-def test_names_that_planned_modules_need_are_told(name: str) -> None:
-    with pytest.raises(fxmem.UsageError) as error:
-        plan_graph(Named(name))
-    assert str(error.value) == (
-        f"the model's {name} has the same name as an attribute of planned models"
-        " (use style='modules', or rename the attribute)"
-    )
+@pytest.mark.parametrize("name", ["plan", "plan_calls"])
+def test_names_of_planned_models_may_be_the_model_s(name: str) -> None:
+    model, x = Named(name), torch.randn(5, 4)
+    planned = plan_graph(model)
+    assert torch.equal(planned(x), model(x))
+    assert getattr(planned, name) is getattr(model, name)
+
+
+def test_a_forward_of_the_model_itself_is_traced_and_runs_by_the_plan() -> None:
+    model, x = Overriding(), torch.randn(5, 4)
+    model.forward = lambda x: torch.tanh(model.layer(x)) * 2  # type: ignore[method-assign]
+    own = model.forward
+    planned = plan_graph(model)
+    assert torch.equal(planned(x), model(x)) and planned.plan_calls == 1
+    assert vars(model)["forward"] is own
