@@ -21,7 +21,7 @@ from fxmem.report.blocks import Listing
 _CHECKPOINT = ast.parse("torch.utils.checkpoint.checkpoint", mode="eval").body
 _FUNCTIONAL = ("F", "nn.functional", "torch.nn.functional")
 _Trees = Mapping[str, ast.Module]
-_Kind = TypeVar("_Kind", ast.ClassDef, ast.FunctionDef, ast.Call, ast.stmt)
+_Kind = TypeVar("_Kind", ast.ClassDef, ast.Call, ast.stmt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ def suggest_code(
     A segment has one where it is the call of one module of several operations without batch
     normalisation, whose statistics ``torch.utils.checkpoint`` would update twice; an in-place
     change, where its line makes one such call and every node of that line changes; a ``del``,
-    where nothing reads the variable afterwards. ``sources`` has the text of each file, by the
-    name that source locations have.
+    where the variable is known. ``sources`` has the text of each file, by the name that source
+    locations have.
     """
     trees = {}
     for path, text in sources.items():
@@ -230,46 +230,13 @@ def _replace_call(
 
 
 def _suggest_dels(dels: Iterable[DelPoint], trees: _Trees) -> Iterator[Suggestion]:
-    """Suggests ``del`` after a statement, where no code reads the variable later.
-
-    In a loop, code before the statement may run after it, so there is no suggestion.
-    """
+    """Suggests ``del`` of the variables that points name, each after the statement of its point."""
     for point in dels:
-        if point.source is None or point.source.file not in trees or not point.variable:
-            continue
-        tree, variable = trees[point.source.file], point.variable
-        functions = _find_around(tree, point.source.line, ast.FunctionDef)
-        statement = _find_statement(tree, point.source.line)
-        if not functions or statement is None or isinstance(statement, ast.Return | ast.Raise):
-            continue
-        around = _find_around(functions[-1], point.source.line, ast.stmt)
-        inner = [part for part in ast.walk(functions[-1]) if part is not functions[-1]]
-        captures = [part for part in inner if isinstance(part, ast.FunctionDef | ast.Lambda)]
-        if any(isinstance(part, ast.For | ast.While | ast.Try | ast.Match) for part in around):
-            continue
-        following = _list_following(functions[-1], statement)
-        later = next((part for part in following if _list_uses(part, variable)), None)
-        is_rebound = isinstance(later, ast.Assign) and ast.Load not in _list_uses(later, variable)
-        is_read = later is not None and not is_rebound
-        is_read |= any(_list_uses(part, variable) for part in captures)
-        if not is_read and ast.Store not in _list_uses(statement, variable):
-            end_line = statement.end_lineno or statement.lineno
-            place = (point.source.file, statement.lineno, end_line)
-            yield Suggestion(f"del {variable}", *place, is_added=True)
-
-
-def _list_following(owner: ast.stmt, statement: ast.stmt) -> list[ast.stmt]:
-    """Lists the statements that run after one: the rest of its block, then of those around it."""
-    for block in getattr(owner, "body", []), getattr(owner, "orelse", []):
-        for index, part in enumerate(block):
-            if any(node is statement for node in ast.walk(part)):
-                return [*_list_following(part, statement), *block[index + 1 :]]
-    return []
-
-
-def _list_uses(code: ast.AST, variable: str) -> set[type[ast.expr_context]]:
-    names = (n for n in ast.walk(code) if isinstance(n, ast.Name) and n.id == variable)
-    return {type(name.ctx) for name in names}
+        if point.variable and point.source is not None and point.source.file in trees:
+            statement = _find_statement(trees[point.source.file], point.source.line)
+            if statement is not None:
+                lines = statement.lineno, statement.end_lineno or statement.lineno
+                yield Suggestion(f"del {point.variable}", point.source.file, *lines, is_added=True)
 
 
 def _find_statement(tree: ast.Module, line: int) -> ast.stmt | None:

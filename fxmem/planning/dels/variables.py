@@ -64,7 +64,9 @@ def find_statement(source: SourceLocation) -> Statement | None:
     while owner is not None:
         if isinstance(owner, ast.For | ast.AsyncFor | ast.While):
             rest, is_looped = [], True
-        blocks = [getattr(owner, name, []) for name in ("body", "orelse", "handlers", "finalbody")]
+        if hasattr(owner, "finalbody"):  # which may read a value whatever happens
+            return None
+        blocks = [getattr(owner, name, []) for name in ("body", "orelse")]
         found = [
             (code, block[at + 1 :])
             for block in blocks

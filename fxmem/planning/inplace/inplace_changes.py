@@ -23,7 +23,6 @@ from fxmem.graph import (
     Node,
     Operation,
     Phase,
-    SavedTensor,
     Storage,
 )
 from fxmem.memory.timeline import build_timeline, measure_fall
@@ -88,13 +87,12 @@ def find_inplace(step: StepIndex) -> tuple[InplaceChange, ...]:
 
 
 def apply_inplace(graph: MemoryGraph, changes: Iterable[InplaceChange]) -> MemoryGraph:
-    """Applies changes to the step that they were found in.
+    """Applies changes to the step that they were found in, without what it saves for backward.
 
     A result then shares the storage that it overwrites, which lives until both are freed.
     """
     merged: dict[int, int] = {}
     in_place: dict[int, Operation] = {}
-    later: set[tuple[int, int]] = set()  # (storage, node): saved once it is overwritten
     for overwrite in _find_chosen(graph, changes):
         operation = overwrite.operation
         namespace, operator, overload = operation.name.split(".")
@@ -104,13 +102,10 @@ def apply_inplace(graph: MemoryGraph, changes: Iterable[InplaceChange]) -> Memor
             name=f"{namespace}.{operator}_.{overload}",
             writes=(*operation.writes, overwrite.target),
         )
-        later.add((overwrite.target, overwrite.node.index))
+    if not merged:
+        return graph
     operations = tuple(in_place.get(o.index, o) for o in graph.operations)
-    saves = tuple(
-        replace(s, position=s.position + 1) if (s.storage, s.node) in later else s
-        for s in graph.saves
-    )
-    return _merge_storages(replace(graph, operations=operations, saves=saves), merged)
+    return _merge_storages(replace(graph, operations=operations), merged)
 
 
 def _find_chosen(graph: MemoryGraph, changes: Iterable[InplaceChange]) -> Iterator[_Overwrite]:
@@ -204,7 +199,7 @@ def _merge_storages(graph: MemoryGraph, merged: Mapping[int, int]) -> MemoryGrap
     def rename(indices: Iterable[int]) -> tuple[int, ...]:
         return tuple(dict.fromkeys(renamed[index] for index in indices))
 
-    storages, let_go = [], []
+    storages = []
     for index, group in enumerate(groups.values()):
         last = max(group, key=lambda s: (s.died is None, s.died or 0, s.death_rank))
         categories = {storage.category for storage in group}
@@ -215,15 +210,8 @@ def _merge_storages(graph: MemoryGraph, merged: Mapping[int, int]) -> MemoryGrap
                 category=next((c for c in _LASTING if c in categories), group[0].category),
                 died=last.died,
                 death_rank=last.death_rank,
-                saved_by=tuple(dict.fromkeys(n for storage in group for n in storage.saved_by)),
             )
         )
-        if graph.let_go:  # of all tensors on them; None for never
-            ends = [graph.let_go[storage.index] for storage in group]
-            let_go.append(None if None in ends else max(end for end in ends if end is not None))
-    saved: dict[int, SavedTensor] = {}
-    for tensor in graph.saved:  # each storage once
-        saved.setdefault(renamed[tensor.storage], tensor)
     return replace(
         graph,
         nodes=tuple(
@@ -244,13 +232,13 @@ def _merge_storages(graph: MemoryGraph, merged: Mapping[int, int]) -> MemoryGrap
             )
             for operation in graph.operations
         ),
-        saved=tuple(replace(tensor, storage=index) for index, tensor in saved.items()),
-        saves=tuple(replace(s, storage=renamed[s.storage]) for s in graph.saves),
+        saved=(),
+        saves=(),
         calls=tuple(
             replace(call, inputs=rename(call.inputs), results=rename(call.results))
             for call in graph.calls
         ),
-        let_go=tuple(let_go),
+        let_go=(),
         warmup=tuple(
             (old if old is None or old < 0 else renamed[old], nbytes)
             for old, nbytes in graph.warmup

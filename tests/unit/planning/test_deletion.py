@@ -240,6 +240,7 @@ def find_line(code: str) -> int | None:
                 "h = f(x)\ny = [g(h) for _ in x]\nreturn x",
                 "global h\nh = f(x)\ny = g(h)\nreturn x",
                 "h = k = f(x)\ny = g(h)\nreturn x",
+                "try:\n  h = f(x)\n  x = g(h)\nfinally:\n  print(h)\nreturn x",
             )
         ),
     ],
