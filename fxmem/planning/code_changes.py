@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from fxmem.analysis import Analysis
-from fxmem.planning.dels.deletion import apply_deletions, find_deletions
+from fxmem.planning.deletion import apply_deletions, find_deletions
 from fxmem.planning.inplace.fx_nodes import NODE, find_overwriting
 from fxmem.planning.inplace.inplace_changes import apply_inplace, find_inplace
 from fxmem.planning.model.index import build_index

@@ -12,7 +12,7 @@ from suggested_code import load_net, write_suggestions
 
 import fxmem
 from fxmem.cli import main
-from fxmem.planning.dels.deletion import apply_deletions
+from fxmem.planning.deletion import apply_deletions
 from fxmem.planning.inplace.inplace_changes import apply_inplace
 from fxmem.planning.outcome import measure_graph
 from fxmem.planning.suggestions import suggest_code

@@ -14,7 +14,7 @@ from hypothesis import assume, given
 from trials import EXAMPLES, try_examples
 
 from fxmem.memory.timeline import build_timeline
-from fxmem.planning.dels.deletion import apply_deletions, find_deletions
+from fxmem.planning.deletion import apply_deletions, find_deletions
 from fxmem.planning.model.index import build_index
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what programs do is theirs

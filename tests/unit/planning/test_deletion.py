@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from fxmem import analyze
 from fxmem.graph import SourceLocation
 from fxmem.memory.timeline import build_timeline
-from fxmem.planning.dels.deletion import apply_deletions, find_deletions
-from fxmem.planning.dels.variables import find_last_read
+from fxmem.planning.deletion import apply_deletions, find_deletions, find_last_read
 from fxmem.planning.model.index import build_index
 from fxmem.planning.plan import DelPoint
 

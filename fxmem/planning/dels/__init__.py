@@ -1,1 +1,0 @@
-"""Values kept past their last use, and the variables that hold them."""
