@@ -103,11 +103,12 @@ def auto(
         raise UsageError(f"{' and '.join(limits)} are two limits", hint="give one of them")
     planning = {**search, **(limits or {"budget": _find_memory(gpu, device)})}
     options |= {"device": device, "gpu": gpu}
+    plan_step = functools.partial(_plan_step, planning, options)
     if model is None:
-        return functools.partial(plan_lazily, planning=planning, options=options)
+        return functools.partial(_plan_lazily, plan_step)
     if args is None and kwargs is None:
-        return plan_lazily(model, planning, options)
-    return make_planned(model, args, kwargs, planning, options)
+        return _plan_lazily(plan_step, model)
+    return plan_step(model, args, kwargs)
 
 
 def _find_memory(gpu: str | None, device: str) -> int:
@@ -123,21 +124,6 @@ def _find_memory(gpu: str | None, device: str) -> int:
     )
 
 
-def make_planned(
-    model: nn.Module,
-    args: Any,
-    kwargs: Any,
-    planning: Mapping[str, Any],
-    options: Mapping[str, Any],
-) -> nn.Module:
-    """Applies a plan for some inputs; gives the model itself where its step fits without one."""
-    analysis = analyze(model, () if args is None else args, kwargs, **options)
-    budget = planning.get("budget")
-    if budget is not None and analysis.peak_bytes <= resolve_bytes(budget):
-        return model
-    return apply(model, plan(analysis, **planning))
-
-
 def _plan_step(
     planning: Mapping[str, Any],
     options: Mapping[str, Any],
@@ -145,9 +131,13 @@ def _plan_step(
     args: Any,
     kwargs: Any,
 ) -> nn.Module:
-    """Applies a plan as :func:`make_planned`, for the autocast of the running step."""
+    """Applies a plan for some inputs; gives the model itself where its step fits without one."""
     options = {"autocast": find_autocast((args, kwargs)), **options}
-    return make_planned(model, args, kwargs, planning, options)
+    analysis = analyze(model, () if args is None else args, kwargs, **options)
+    budget = planning.get("budget")
+    if budget is not None and analysis.peak_bytes <= resolve_bytes(budget):
+        return model
+    return apply(model, plan(analysis, **planning))
 
 
 def prepare_first_step(model: nn.Module, plan_model: PlanModel) -> None:
@@ -158,9 +148,8 @@ def prepare_first_step(model: nn.Module, plan_model: PlanModel) -> None:
     vars(model)["forward"] = LazyForward(model, plan_model)
 
 
-def plan_lazily(model: Any, planning: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+def _plan_lazily(plan_step: PlanModel, model: Any) -> Any:
     """Makes a model, or each model that a class or a function makes, plan itself."""
-    plan_step = functools.partial(_plan_step, planning, options)
     if isinstance(model, nn.Module):
         prepare_first_step(model, plan_step)
         return model
@@ -182,7 +171,7 @@ def plan_lazily(model: Any, planning: Mapping[str, Any], options: Mapping[str, A
 
     @functools.wraps(model)
     def make(*args: Any, **kwargs: Any) -> Any:
-        return plan_lazily(model(*args, **kwargs), planning, options)
+        return _plan_lazily(plan_step, model(*args, **kwargs))
 
     return make
 

@@ -13,8 +13,7 @@ import itertools
 import operator
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
@@ -40,15 +39,11 @@ SEEN = "fxmem_seen"
 and of the modules that take it and whose hooks may keep it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _SegmentCode:
-    """A segment's function: its name, and what its checkpoint is told beside its inputs."""
+class _SegmentCode(NamedTuple):
+    """A segment, and the name of its function."""
 
     name: str
-    norms: tuple[str, ...]  # names of modules
-    states: tuple[tuple[str, str], ...]  # names of modules and of their tensors
-    draws: bool
-    whole: bool
+    segment: Segment
 
 
 def lay_over_graph(
@@ -79,7 +74,9 @@ def lay_over_graph(
     prefix = "segment"  # no value's name begins so
     while any(node.name.startswith(f"{prefix}_") for node in graph.nodes):
         prefix = f"planned_{prefix}"
-    for segment, code in _iterate_codes(segments, prefix, model):
+    for code in _iterate_codes(segments, prefix):
+        segment = code.segment
+        find_holders(model, segment.states)  # or tells what is not there
         named += [segment.first, segment.last]
         if positions.keys() >= {segment.first, segment.last}:
             for name in names[positions[segment.first] : positions[segment.last] + 1]:
@@ -98,15 +95,11 @@ def lay_over_graph(
     return copied
 
 
-def _iterate_codes(
-    segments: Sequence[Segment], prefix: str, model: nn.Module
-) -> Iterator[tuple[Segment, _SegmentCode]]:
+def _iterate_codes(segments: Sequence[Segment], prefix: str) -> Iterator[_SegmentCode]:
     for number, segment in enumerate(segments, 1):
-        states = find_holders(model, segment.states)
-        flags = segment.random, segment.runs_whole
-        code = _SegmentCode(f"{prefix}_{number}", segment.norms, states, *flags)
-        yield segment, code
-        yield from _iterate_codes(segment.children, code.name, model)
+        name = f"{prefix}_{number}"
+        yield _SegmentCode(name, segment)
+        yield from _iterate_codes(segment.children, name)
 
 
 def _overwrite(graph: fx.Graph, node: fx.Node, found: OverwritingNode) -> None:
@@ -182,30 +175,32 @@ class _Writer:
         for node in ends[0] if ends else ():
             values[node] = graph.placeholder(node.name)
         for path, group in itertools.groupby(nodes, lambda n: n.meta.get(SEGMENTS, ())[depth:][:1]):
-            members, segment = [*group], path[0] if path else None
-            if segment is None:
+            members = [*group]
+            if not path:
                 for node in members:
                     values[node] = copied = graph.node_copy(node, find)
                     if callable(node.target):
                         copied.target = _make_findable(node.target)
                 continue
-            assert segment.name not in self._names, f"{segment.name} is not of one piece"
-            self._names.add(segment.name)
+            ((function, segment),) = path
+            assert function not in self._names, f"{function} is not of one piece"
+            self._names.add(function)
             inputs, outputs = _find_ends(members)
-            inner.append(self.write_function(segment.name, members, depth + 1, (inputs, outputs)))
+            inner.append(self.write_function(function, members, depth + 1, (inputs, outputs)))
             single = len(outputs) == 1
             norms = tuple(map(self._write_module, segment.norms))
-            states = tuple((self._write_module(module), key) for module, key in segment.states)
-            given = {"norms": norms, "states": states, "whole": segment.whole}
+            holders = (path.rpartition(".") for path in segment.states)
+            states = tuple((self._write_module(module), key) for module, _, key in holders)
+            given = {"norms": norms, "states": states, "whole": segment.runs_whole}
             options = {key: value for key, value in given.items() if value}
-            if not segment.draws:
+            if not segment.random:
                 options["draws"] = False
             call = graph.create_node(
                 "call_function",
                 checkpoint,
-                (_Text(segment.name), *map(find, inputs)),
+                (_Text(function), *map(find, inputs)),
                 options,
-                name=outputs[0].name if single else f"{segment.name}_results",
+                name=outputs[0].name if single else f"{function}_results",
             )
             for at, node in enumerate(outputs):
                 values[node] = call if single else graph.create_node(

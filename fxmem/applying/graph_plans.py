@@ -12,9 +12,8 @@ from torch._C._functorch import peek_interpreter_stack
 
 from fxmem.applying.codegen import SegmentCodeGen
 from fxmem.applying.guard import AttributeGuard, InputGuard, Values
-from fxmem.applying.runtime import NO_TRANSFORMS
+from fxmem.applying.runtime import NO_TRANSFORMS, warn_caller
 from fxmem.applying.size_ranges import SizeRange
-from fxmem.applying.warning import warn_caller
 from fxmem.planning.plan import Plan
 
 

@@ -14,7 +14,9 @@ Source: ``torch/utils/checkpoint.py``, ``_CheckpointFrame`` and its hooks.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,13 +28,15 @@ from torch._C import _autograd, _is_any_autocast_enabled
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd.graph import saved_tensors_hooks
 
-from fxmem.applying.warning import warn_caller
-from fxmem.errors import UsageError
+from fxmem.errors import FxmemWarning, UsageError
 from fxmem.tracing import tracer
 from fxmem.tracing.state import list_generators, read_autocast, read_state, set_state
 from fxmem.versions.fallbacks import save_tensor
 
 _alone = threading.RLock()  # backward has a thread for each device, and this borrows buffers
+_OURS = ("torch", "fxmem")
+_GENERATED = "<eval_with_key>"
+"""The file name of code that torch.fx generates."""
 NO_TRANSFORMS = "torch.func's transforms do not allow checkpoints: this step runs without the plan"
 
 
@@ -198,3 +202,24 @@ class _Frame:
 def _keep(value: Any) -> Callable[[], Any]:
     """Keeps a tensor as autograd does: its version is checked, an outer segment recomputes it."""
     return save_tensor(value) if isinstance(value, Tensor) else lambda: value
+
+
+def warn_caller(message: str) -> None:
+    """Warns with an :class:`FxmemWarning` at the innermost line of the user's."""
+    if torch.compiler.is_compiling():  # which cannot follow frames
+        warnings.warn(message, FxmemWarning, stacklevel=2)
+        return
+    frame = sys._getframe(1)
+    while frame.f_back is not None and (
+        frame.f_globals.get("__name__", "").split(".")[0] in _OURS
+        or frame.f_code.co_filename.startswith(_GENERATED)
+    ):
+        frame = frame.f_back
+    warnings.warn_explicit(
+        message,
+        FxmemWarning,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        frame.f_globals.get("__name__", ""),
+        frame.f_globals.setdefault("__warningregistry__", {}),
+    )

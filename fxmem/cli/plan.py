@@ -191,7 +191,7 @@ def _plan_rank(
     arguments: argparse.Namespace, analysis: Analysis, limit: dict[str, Any]
 ) -> tuple[Plan | None, Result, list[Block]]:
     """Plans the step of a rank; returns the plan, where one is asked for, and the report."""
-    from fxmem.applying.rank_plans import choose_plan, list_ways, record_front, seek_rank_plans
+    from fxmem.applying.plan_search import choose_plan, list_ways, record_front, seek_rank_plans
     from fxmem.planning.planner import resolve_limit
     from fxmem.planning.text import list_way_blocks
 

@@ -21,7 +21,7 @@ from fxmem.planning.model.score import Scorer
 from fxmem.planning.model.segment_ranges import SegmentRange
 from fxmem.planning.strategies.bound import bound_cost
 from fxmem.planning.strategies.builtin import search
-from fxmem.planning.strategies.problem import Candidate, PlanProblem, prune_candidates, run_strategy
+from fxmem.planning.strategies.problem import Candidate, PlanProblem, prune, run_strategy
 
 BATCH = 16384
 WIDTHS = (64, 128, 256, 512)
@@ -116,7 +116,7 @@ def compare(seed: int, steps: int, skips: bool, depth: int) -> Comparison:
     limits = find_limits(facts)
     scorer = Scorer(facts, costs)
     plans = [p for p in list_plans(1, facts.nodes, depth) if all(map(limits.allows, p))]
-    best = prune_candidates(Candidate(plan, *scorer.score(plan)) for plan in plans)
+    best = prune((Candidate(plan, *scorer.score(plan)) for plan in plans), lambda c: c.cost)
     problem = PlanProblem(facts, limits, costs)
     run_strategy(problem, search)
     return Comparison(facts, costs, problem.front, best)

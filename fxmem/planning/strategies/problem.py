@@ -12,7 +12,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 from fxmem.errors import UsageError
 from fxmem.graph import ModuleCall, Node
@@ -27,6 +27,7 @@ from fxmem.planning.model.segment_ranges import (
     iterate_segments,
     nest_spans,
 )
+from fxmem.planning.plan import Plan
 
 SMALL_STEP_TRIALS = 400  # for each node, in steps so small that there is not more to try
 LARGE_STEP_NODES = 300  # from so many on, trials take so long each that there are fewer
@@ -40,6 +41,9 @@ class Candidate:
     segments: Segments
     peak_bytes: int
     cost: float
+
+
+_Way = TypeVar("_Way", Candidate, Plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +138,7 @@ class PlanProblem:
             self.found[segments] = candidate
             at = bisect_right(self.front, candidate.cost, key=lambda c: c.cost)
             if at == 0 or self.front[at - 1].peak_bytes > candidate.peak_bytes:
-                self.front = prune_candidates((*self.front, candidate))
+                self.front = prune((*self.front, candidate), lambda c: c.cost)
         return candidate
 
     def price_runs(self, run_cost: float) -> tuple[Candidate, ...]:
@@ -143,7 +147,7 @@ class PlanProblem:
         def price(c: Candidate) -> Candidate:
             return replace(c, cost=c.cost + run_cost * len([*iterate_segments(c.segments)]))
 
-        return prune_candidates(map(price, self.found.values()))
+        return prune(map(price, self.found.values()), lambda c: c.cost)
 
     def limit_trials(self, proposals: Iterator[Segments], trials: int) -> Iterator[Segments]:
         """Takes proposals until so many were new, or twice as many were proposed."""
@@ -156,12 +160,12 @@ class PlanProblem:
                 return
 
 
-def prune_candidates(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
-    """Drops the candidates that another beats in both peak and cost; cheapest first."""
-    front: list[Candidate] = []
-    for candidate in sorted(candidates, key=lambda c: (c.cost, c.peak_bytes)):
-        if not front or candidate.peak_bytes < front[-1].peak_bytes:
-            front.append(candidate)
+def prune(ways: Iterable[_Way], price: Callable[[_Way], float]) -> tuple[_Way, ...]:
+    """Drops the ways that another beats in both peak and price; cheapest first."""
+    front: list[_Way] = []
+    for way in sorted(ways, key=lambda way: (price(way), way.peak_bytes)):
+        if not front or way.peak_bytes < front[-1].peak_bytes:
+            front.append(way)
     return tuple(front)
 
 

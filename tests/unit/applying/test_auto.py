@@ -115,14 +115,14 @@ def test_without_inputs_the_first_step_is_planned_for(
     way: str, style: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned_for = []
-    make_planned = auto_module.make_planned
+    plan_step = auto_module._plan_step
 
-    def watch(model: nn.Module, args: Any, *others: Any) -> nn.Module:
-        planned: Any = make_planned(model, args, *others)
+    def watch(planning: Any, options: Any, model: nn.Module, args: Any, kwargs: Any) -> nn.Module:
+        planned: Any = plan_step(planning, options, model, args, kwargs)
         planned_for.append((tuple(args[0].shape), planned.plan.segments, planned.plan.style))
         return planned  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(auto_module, "make_planned", watch)
+    monkeypatch.setattr(auto_module, "_plan_step", watch)
     expected = take_steps(make())
 
     class Own(Net):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fxmem
-from fxmem.applying.rank_plans import (
+from fxmem.applying.plan_search import (
     RankPlans,
     choose_plan,
     list_ways,
