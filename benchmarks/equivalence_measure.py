@@ -165,7 +165,7 @@ def draw_plan(step: PlanningStep, seed: int) -> fxmem.Plan | None:
         step.base,
         peak_bytes=simulation.peak_bytes,
         overhead=sum(step.costs_s[index] for index in simulation.recomputed) / step.step_s,
-        segments=describe_segments(facts, regions, step.costs_s, with_savings=False, names=names),
+        segments=describe_segments(facts, regions, names),
     )
 
 

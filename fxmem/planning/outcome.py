@@ -107,14 +107,12 @@ def find_shortage(
         context_bytes: The share of CUDA's context.
         margin_bytes: Memory to be left free besides.
     """
-    is_changed = plan is not None and (plan.segments or plan.inplace or plan.dels)
-    if analysis.settings is None:
-        peak_bytes = measure_plan(analysis, plan)[0] if plan and is_changed else analysis.peak_bytes
-        over = peak_bytes - (memory_bytes - margin_bytes)
-        return f"the peak is {format_bytes(over)} over" if over > 0 else ""
     graph = analysis.graph
-    if plan and is_changed:
+    if plan is not None and (plan.segments or plan.inplace or plan.dels):
         graph = build_graph(simulate_plan(analysis, plan))
+    if analysis.settings is None:
+        over = measure_graph(analysis, graph)[0] - (memory_bytes - margin_bytes)
+        return f"the peak is {format_bytes(over)} over" if over > 0 else ""
     kept_bytes = context_bytes + margin_bytes
     run = run_on_device(graph, analysis.settings, memory_bytes, kept_bytes)
     return "" if run.exhaustion is None else run.exhaustion.cause

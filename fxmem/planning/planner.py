@@ -13,14 +13,17 @@ from fxmem.errors import InfeasibleError, UsageError
 from fxmem.memory.allocation import measure_allocation
 from fxmem.memory.liveness import build_profile
 from fxmem.memory.timeline import build_timeline
-from fxmem.planning.code_changes import add_changes, plan_changes
+from fxmem.planning.deletion import apply_deletions, find_deletions
+from fxmem.planning.inplace.fx_nodes import NODE, find_overwriting
+from fxmem.planning.inplace.inplace_changes import apply_inplace, find_inplace
 from fxmem.planning.last_micro_batch import take_last_micro_batch
+from fxmem.planning.model.index import build_index
 from fxmem.planning.model.module_choices import name_spans
-from fxmem.planning.model.recomputation import iterate_runs, plan_runs
+from fxmem.planning.model.score import Scorer
 from fxmem.planning.model.segment_ranges import nest_spans
 from fxmem.planning.model.simulate import build_graph, simulate_segments
-from fxmem.planning.outcome import find_shortage, locate_segments
-from fxmem.planning.plan import MODULES, Front, Plan
+from fxmem.planning.outcome import find_shortage, locate_segments, measure_graph, measure_plan
+from fxmem.planning.plan import MODULES, Front, Plan, fingerprint_graph
 from fxmem.planning.prepared_step import (
     PlanningStep,
     check_analysis,
@@ -59,14 +62,34 @@ def find_front(
 
 
 def plan_inference(analysis: Analysis, budget: str | float | None) -> Plan:
-    """Finds the plan of a step of inference, which recomputes nothing: :func:`fxmem.plan`."""
-    changes = plan_changes(analysis)
-    if budget is not None and changes.peak_bytes > resolve_bytes(budget):
+    """Makes the plan of all changes together, with nothing recomputed: :func:`fxmem.plan`."""
+    index = build_index(analysis.graph)
+    plan = Plan(
+        fingerprint=fingerprint_graph(analysis.graph),
+        baseline_peak_bytes=analysis.peak_bytes,
+        peak_bytes=analysis.peak_bytes,
+        inplace=find_inplace(index),
+        dels=find_deletions(index),
+        mode=analysis.setup.mode,
+        size_hint=analysis.setup.size_hint,
+        fx_graph=analysis.fx_graph if analysis.frontend == "fx" else None,
+        analysis=analysis,
+    )
+    if plan.fx_graph is None:
+        changed = apply_inplace(apply_deletions(analysis.graph, plan.dels), plan.inplace)
+        peak_bytes, reserved_bytes = measure_graph(analysis, changed)
+    else:
+        # Those that run in place under a plan: no hook may keep what they overwrite.
+        found = find_overwriting(plan.fx_graph, plan.inplace)
+        runs = {each.node.meta[NODE] for each in found if not each.is_watched}
+        plan = replace(plan, inplace=tuple(c for c in plan.inplace if c.node in runs))
+        peak_bytes, reserved_bytes = measure_plan(analysis, plan)
+    if budget is not None and peak_bytes > resolve_bytes(budget):
         raise InfeasibleError(
             f"no plan within {format_bytes(resolve_bytes(budget))} was found; with all changes the"
-            f" step takes {format_bytes(changes.peak_bytes)}"
+            f" step takes {format_bytes(peak_bytes)}"
         )
-    return changes
+    return replace(plan, peak_bytes=peak_bytes, reserved_bytes=reserved_bytes)
 
 
 def find_plan(analysis: Analysis, goal: Goal, *, style: str | None = None, **search: Any) -> Plan:
@@ -82,7 +105,7 @@ def find_plan(analysis: Analysis, goal: Goal, *, style: str | None = None, **sea
             if _measure_overhead(step, candidate)[goal.by_flops] <= goal.overhead
         )
         found = _make_plan(step, leanest)
-    return add_changes(take_last_micro_batch(analysis), found)
+    return _add_changes(take_last_micro_batch(analysis), found)
 
 
 def resolve_limit(
@@ -157,7 +180,7 @@ def transfer_plan(analysis: Analysis, plan: Plan) -> Plan | None:
     if not named >= {name for each in plan.segments for name in (each.first, each.last)}:
         return None
     candidate = make_problem(step).score_segments(locate_segments(step.index, plan.segments))
-    return add_changes(take_last_micro_batch(analysis), _make_plan(step, candidate))
+    return _add_changes(take_last_micro_batch(analysis), _make_plan(step, candidate))
 
 
 def plan_modules(analysis: Analysis, choices: Mapping[str, Collection[str]]) -> dict[str, Plan]:
@@ -198,6 +221,17 @@ def _search(
     problem = make_problem(step, goal)
     is_over = run_strategy(problem, resolve_strategy(strategy), time_limit_s)
     return problem.price_runs(step.price_run(goal.by_flops)), is_over
+
+
+def _add_changes(analysis: Analysis, plan: Plan) -> Plan:
+    """Adds to a training plan the changes to the user's own code that lower its step's peak.
+
+    They are no part of the plan's peak: :func:`fxmem.apply` makes them in inference alone.
+    """
+    index = build_index(analysis.graph)
+    inplace = tuple(change for change in find_inplace(index) if change.saving_bytes > 0)
+    dels = tuple(point for point in find_deletions(index) if point.saving_bytes > 0)
+    return replace(plan, inplace=inplace, dels=dels)
 
 
 def _leave_out_poor(front: Sequence[Candidate]) -> Sequence[Candidate]:
@@ -247,10 +281,7 @@ def _choose_within(
 
 def _measure_overhead(step: PlanningStep, candidate: Candidate) -> tuple[float, float]:
     """Measures the seconds and FLOPs that a candidate adds, as shares of the step's."""
-    runs = [*iterate_runs(plan_runs(step.index, candidate.segments))]
-    again = [operation for run in runs for operation in run.list_operations(step.index)]
-    flops = sum(step.index.graph.operations[index].flops for index in again)
-    seconds = sum(step.costs_s[index] for index in again) + len(runs) * step.run_s
+    seconds, flops = step.price_segments(candidate.segments)
     return seconds / (step.step_s or 1.0), flops / (step.step_flops or 1)
 
 
@@ -280,21 +311,28 @@ def _describe(
     step: PlanningStep, candidate: Candidate, measured: Plan, *, in_full: bool = True
 ) -> Plan:
     """Describes a candidate's segments; in full with each one's saving, and the lower bound."""
-    bound = None
+    bound = scorer = None
     if in_full:
+        scorer = Scorer(step.index, step.costs_s)
         bound_s = bound_cost(step.index, step.limits, step.costs_s, candidate.peak_bytes)
         bound_s += step.run_s * (bound_s > 0)  # whatever is computed again, at least once
         # The bound holds for this plan too, but for rounding.
         bound = min(bound_s / (step.step_s or 1.0), measured.overhead)
-    return replace(
-        measured,
-        segments=describe_segments(
-            step.index,
-            candidate.segments,
-            step.costs_s,
-            step.run_s,
-            with_savings=in_full,
-            names=name_spans(step.modules) if step.base.style == MODULES else None,
-        ),
-        lower_bound_overhead=bound,
-    )
+    names = name_spans(step.modules) if step.base.style == MODULES else None
+    ranges = candidate.segments
+    segments = []
+    for at, segment in enumerate(describe_segments(step.index, ranges, names)):
+        saving_bytes = 0
+        if scorer is not None:
+            without = scorer.score([*ranges[:at], *ranges[at + 1 :]])
+            saving_bytes = without[0] - candidate.peak_bytes
+        seconds, flops = step.price_segments([ranges[at]])
+        segments.append(
+            replace(
+                segment,
+                saving_bytes=saving_bytes,
+                recompute_s=seconds,
+                recompute_flops=flops,
+            )
+        )
+    return replace(measured, segments=tuple(segments), lower_bound_overhead=bound)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from fxmem.analysis import Analysis
 from fxmem.errors import UsageError
@@ -16,7 +16,6 @@ from fxmem.planning.model.index import StepIndex, build_index, is_batch_norm
 from fxmem.planning.model.limits import Limits, find_limits
 from fxmem.planning.model.module_choices import ModuleChoice, list_calls, list_modules
 from fxmem.planning.model.recomputation import iterate_runs, plan_runs
-from fxmem.planning.model.score import Scorer
 from fxmem.planning.model.segment_ranges import SegmentRange, Span
 from fxmem.planning.plan import (
     GRAPH,
@@ -63,6 +62,13 @@ class PlanningStep:
             for operation, cost in zip(self.index.graph.operations, self.costs_s, strict=True)
         )
 
+    def price_segments(self, segments: Iterable[SegmentRange]) -> tuple[float, int]:
+        """Prices what segments compute again, in seconds and FLOPs."""
+        runs = [*iterate_runs(plan_runs(self.index, segments))]
+        again = [operation for run in runs for operation in run.list_operations(self.index)]
+        seconds = sum(self.costs_s[index] for index in again) + len(runs) * self.run_s
+        return seconds, sum(self.index.graph.operations[index].flops for index in again)
+
     def price_run(self, by_flops: bool) -> float:
         """Prices a run of a segment beside its operations, in the unit of their costs."""
         return self.run_s / (self.step_s or 1.0) * (_TIE if by_flops and self.step_flops else 1.0)
@@ -84,7 +90,11 @@ def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
     limits = find_limits(index)
     if style == MODULES:
         modules, obstacles = list_modules(index, limits)
-        reported = _report_modules(index, obstacles)
+        firsts = {call.fqn: call.start for call in reversed(index.graph.calls)}
+        reported = [
+            Limit(fqn, LimitKind.MODULE, reason, fqn, index.graph.nodes[firsts[fqn]].source)
+            for fqn, reason in obstacles.items()
+        ]
     else:
         modules, reported = list_calls(index, limits), _report_nodes(index, limits)
     costs_s = price_step(analysis)
@@ -137,15 +147,6 @@ def _resolve_style(analysis: Analysis, style: str | None) -> str:
     return style
 
 
-def _report_modules(index: StepIndex, obstacles: Mapping[str, str]) -> list[Limit]:
-    nodes = index.graph.nodes
-    firsts = {call.fqn: call.start for call in reversed(index.graph.calls)}
-    return [
-        Limit(fqn, LimitKind.MODULE, reason, fqn, nodes[firsts[fqn]].source)
-        for fqn, reason in obstacles.items()
-    ]
-
-
 def _report_nodes(index: StepIndex, limits: Limits) -> list[Limit]:
     nodes = index.graph.nodes
     reasons = {
@@ -170,10 +171,8 @@ def price_step(analysis: Analysis) -> tuple[float, ...]:
 
 def _price_run(analysis: Analysis, costs_s: Sequence[float]) -> float:
     """Prices a run of a segment beside its operations, in seconds; of all micro-batches."""
-    roofline, times = (
-        find_roofline(analysis.setup.device, analysis.gpu),
-        analysis.setup.loop.accumulate,
-    )
+    times = analysis.setup.loop.accumulate
+    roofline = find_roofline(analysis.setup.device, analysis.gpu)
     return times * price_run(roofline, times * len(costs_s), sum(costs_s))
 
 
@@ -216,48 +215,20 @@ def check_analysis(analysis: object) -> None:
 
 
 def describe_segments(
-    index: StepIndex,
-    segments: Sequence[SegmentRange],
-    costs_s: Sequence[float],
-    run_s: float = 0.0,
-    *,
-    with_savings: bool = True,
-    names: Mapping[Span, str] | None = None,
+    index: StepIndex, segments: Iterable[SegmentRange], names: Mapping[Span, str] | None = None
 ) -> tuple[Segment, ...]:
-    """Describes ranges of a step's nodes as a plan reports them.
+    """Describes ranges of a step's nodes as :func:`fxmem.apply` takes them.
 
     Args:
         index: The step.
         segments: The ranges.
-        costs_s: Seconds of each operation, by its index.
-        run_s: Seconds of each run of a segment beside them.
-        with_savings: Whether to measure the peak without each of them.
         names: Modules by the nodes of their calls; None for the modules that are called once.
     """
     if names is None:
         calls = sorted(index.graph.calls, key=lambda call: call.fqn.count("."))
         times = Counter(call.fqn for call in calls if call.stop > call.start)
         names = {(call.start, call.stop): call.fqn for call in calls if times[call.fqn] == 1}
-    savings = [0] * len(segments)
-    if with_savings:
-        scorer = Scorer(index, [0.0] * len(index.graph.operations))
-        peak_bytes, _ = scorer.score(segments)
-        for at in range(len(segments)):
-            without, _ = scorer.score([*segments[:at], *segments[at + 1 :]])
-            savings[at] = without - peak_bytes
-    described = []
-    for segment, saving_bytes in zip(segments, savings, strict=True):
-        runs = [*iterate_runs(plan_runs(index, [segment]))]
-        again = [operation for run in runs for operation in run.list_operations(index)]
-        described.append(
-            replace(
-                _describe(index, segment, names),
-                saving_bytes=saving_bytes,
-                recompute_s=sum(costs_s[operation] for operation in again) + len(runs) * run_s,
-                recompute_flops=sum(index.graph.operations[each].flops for each in again),
-            )
-        )
-    return tuple(described)
+    return tuple(_describe(index, segment, names) for segment in segments)
 
 
 def _describe(index: StepIndex, segment: SegmentRange, names: Mapping[Span, str]) -> Segment:

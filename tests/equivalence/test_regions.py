@@ -32,11 +32,10 @@ def test_the_rewritten_step_takes_what_was_computed(name: str, device: str) -> N
     analysis = analyze(model, (spec,), device=device)
     assert analysis.frontend == "fx"
     facts = build_index(analysis.graph)
-    costs = [0.0] * len(analysis.graph.operations)
     for seed in SEEDS:
         regions = draw_plan(name, seed, facts)
         simulation = simulate_segments(facts, regions)
-        planned = build_module(model, analysis.fx_graph, describe_segments(facts, regions, costs))
+        planned = build_module(model, analysis.fx_graph, describe_segments(facts, regions))
         recorded = analyze(planned, (spec,), device=device)
         peak_bytes = max(build_timeline(recorded.graph).profile())
         # What a function takes out of a region goes a moment before the sum of its bias.
@@ -53,8 +52,7 @@ def test_what_a_module_that_does_nothing_takes_is_an_input_of_its_region() -> No
         SegmentRange(at["add"], at["norms.1"]),
         SegmentRange(at["norms.1"], at["shortcuts.1"] + 1),
     )
-    costs = [0.0] * len(analysis.graph.operations)
-    segments = describe_segments(facts, regions, costs)
+    segments = describe_segments(facts, regions)
     recorded = analyze(build_module(model, analysis.fx_graph, segments), (spec,), device="cpu")
     promised = build_graph(simulate_segments(facts, regions))
     assert measure_turn(promised) == measure_turn(recorded.graph)

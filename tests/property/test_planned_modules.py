@@ -58,7 +58,7 @@ def test_a_planned_module_keeps_its_promise(program: Program, seed: int) -> None
     assume(regions)
     limits = find_limits(facts)
     assert all(map(limits.allows, regions))
-    segments = describe_segments(facts, regions, [0.0] * len(analysis.graph.operations))
+    segments = describe_segments(facts, regions)
 
     case = program.case()
     args, plain = case.inputs()[0], case.model()

@@ -98,11 +98,6 @@ def _find_obstacles(
     for node in range(call.start, call.stop):
         if node in limits.fixed:
             yield f"{nodes[node].name} {limits.fixed[node]}"
-        kept = (*step.statistics[node], *step.states[node])  # a checkpoint looks after them
-        for operation in step.list_operations(node, node + 1):
-            for index in operation.writes:
-                if storages[index].born == RESIDENT and index not in kept:
-                    yield f"{nodes[node].name} changes {storages[index].name} in place"
     if call.start in limits.starts:
         yield limits.starts[call.start]
     first, last = step.first_operation[call.start], step.end_operation[call.stop - 1] - 1

@@ -68,17 +68,10 @@ def resolve_strategy(strategy: str | Strategy | None) -> Proposer:
     """Finds the strategy of a name, or wraps the user's own, whose proposals are checked.
 
     Raises:
-        UsageError: There is no strategy of that name, or it is no function.
+        UsageError: There is no strategy of that name.
     """
-    if strategy is None:
-        return search
-    if isinstance(strategy, str):
-        if strategy not in STRATEGIES:
-            raise UsageError(f"unknown strategy {strategy!r}", hint=" or ".join(STRATEGIES))
-        return STRATEGIES[strategy]
-    if not callable(strategy):
-        raise UsageError(
-            f"strategy must be a function or a name, got {type(strategy).__name__}",
-            hint=" or ".join(STRATEGIES),
-        )
-    return check_proposals(strategy)
+    if callable(strategy):
+        return check_proposals(strategy)
+    if strategy is not None and strategy not in [*STRATEGIES]:
+        raise UsageError(f"unknown strategy {strategy!r}", hint=" or ".join(STRATEGIES))
+    return STRATEGIES[strategy or "search"]

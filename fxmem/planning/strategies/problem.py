@@ -54,11 +54,6 @@ class Goal:
     overhead: float | None = None  # the highest added share of the step's time, or of its FLOPs
     by_flops: bool = False  # whether costs are FLOPs
 
-    @property
-    def is_limit(self) -> bool:
-        """Whether there is a limit."""
-        return self.budget_bytes is not None or self.overhead is not None
-
     def choose(self, front: Sequence[Candidate]) -> Candidate:
         """Chooses the cheapest within the budget, else the leanest; or the leanest at the cost."""
         if self.budget_bytes is not None:

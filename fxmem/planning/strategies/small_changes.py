@@ -43,7 +43,7 @@ def _change_near(problem: PlanProblem) -> Iterator[Segments]:
     cuts = list_cuts(problem.step, problem.limits)
     positions = sorted({start for starts in cuts for start in starts})
     goal = problem.goal
-    if not goal.is_limit:
+    if goal.budget_bytes is None and goal.overhead is None:
         yield from problem.limit_trials(_vary_front(problem, positions, goal), _TRIALS)
         return
     near = _vary_front(problem, positions, goal, is_near=True)

@@ -132,6 +132,8 @@ def test_segments_add_time_beside_their_operations(front: tuple[fxmem.Plan, ...]
     assert all(a.overhead < b.overhead for a, b in pairwise(front))
     steps_s = [sum(s.recompute_s for s in plan.segments) / plan.overhead for plan in front[1:]]
     assert steps_s == pytest.approx([steps_s[0]] * len(steps_s))
+    flops = [sum(s.recompute_flops for s in p.segments) / p.overhead_flops for p in front[1:]]
+    assert flops == pytest.approx([flops[0]] * len(flops))
 
 
 def test_an_overhead_is_kept_in_the_least_memory(

@@ -67,7 +67,7 @@ def test_the_planned_step_takes_what_was_computed(
     inputs = (torch.zeros(8, 64, requires_grad=True),)
     analysis = fxmem.analyze(model, inputs, device="cpu", autocast="bf16")
     step = build_index(analysis.graph)
-    segments = describe_segments(step, ranges, [0.0] * len(analysis.graph.operations))
+    segments = describe_segments(step, ranges)
     planned = build_module(model, analysis.fx_graph, segments)
     recorded = fxmem.analyze(planned, inputs, device="cpu", autocast="bf16")
     live_bytes = build_timeline(recorded.graph).profile()

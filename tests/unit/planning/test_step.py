@@ -66,14 +66,12 @@ def step() -> StepIndex:
 def test_a_segment_is_a_module_where_it_is_all_that_the_module_runs(
     step: StepIndex, start: int, stop: int, fqn: str
 ) -> None:
-    costs = [1.0] * len(step.graph.operations)
-    assert [s.fqn for s in describe_segments(step, [SegmentRange(start, stop)], costs)] == [fqn]
+    assert [s.fqn for s in describe_segments(step, [SegmentRange(start, stop)])] == [fqn]
 
 
 def test_segments_tell_of_what_needs_care(step: StepIndex) -> None:
-    costs = [1.0] * len(step.graph.operations)
     ranges = (SegmentRange(1, 6, (SegmentRange(1, 3), SegmentRange(3, 5))), SegmentRange(11, 13))
-    first, second = describe_segments(step, ranges, costs)
+    first, second = describe_segments(step, ranges)
     assert (first.first, first.last, first.nodes) == ("blocks.0.norm", "blocks.0.add", 5)
     assert first.fqn == "blocks.0"
     assert first.random
@@ -82,14 +80,9 @@ def test_segments_tell_of_what_needs_care(step: StepIndex) -> None:
     assert [child.random for child in first.children] == [False, True]
     # A linear layer saves its input, and runs no more; tanh saves its result.
     assert [child.runs_whole for child in first.children] == [False, True]
-    assert [child.saving_bytes for child in first.children] == [0, 0]
     assert first.source is not None
     assert first.source.function == "forward"
     assert (second.random, second.norms, second.children) == (False, (), ())
-    # Linear is 8 x 8 on 4 rows, a multiply-add is 2: it runs again in the outer segment and, if
-    # what is after it needs it, in the inner one.
-    assert first.recompute_flops % (2 * 4 * 8 * 8) == 0
-    assert second.recompute_flops == 2 * 4 * 8 * 8
 
 
 @pytest.mark.parametrize(
@@ -102,8 +95,7 @@ def test_segments_tell_of_what_needs_care(step: StepIndex) -> None:
 )
 def test_segments_that_may_draw(run: Any, random: bool) -> None:
     index = build_index(fxmem.analyze(Running(run), ("4x8",), device="cpu").graph)
-    costs = [0.0] * len(index.graph.operations)
-    (segment,) = describe_segments(index, [SegmentRange(1, index.nodes)], costs)
+    (segment,) = describe_segments(index, [SegmentRange(1, index.nodes)])
     assert segment.random is random
 
 
