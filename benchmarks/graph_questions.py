@@ -20,7 +20,7 @@ import fxmem
 from examples.planner_nets import PlainGPT
 from fxmem.planning.model.index import build_index
 from fxmem.planning.model.limits import find_limits
-from fxmem.planning.strategies.chains.stages import find_boundaries
+from fxmem.planning.strategies.stages import find_boundaries
 from fxmem.report.document import build_document
 from fxmem.report.graph.tree import Tree, fold_repeats, grow_tree, list_nodes
 

@@ -18,16 +18,17 @@ from benchmarks.cases import Case, hugging_face, ids, image, vision
 from benchmarks.planner_measure import Forward
 from examples.planner_nets import DeepResNet, PlainGPT
 from examples.unet import UNet
-from fxmem.planning.strategies.chains.chain import (
+from fxmem.planning.strategies.chain import (
     Chain,
     Kept,
     Schedule,
     Stage,
     StageOption,
+    find_least_memory,
     keep_stages,
+    measure_kept,
+    solve_chain,
 )
-from fxmem.planning.strategies.chains.chain import measure_schedule as measure_chain
-from fxmem.planning.strategies.chains.solver import find_least_memory, solve_chain
 from fxmem.verifying.measuring import find_peak, watch_allocations
 
 Prepare = Callable[[nn.Module], Forward]
@@ -223,7 +224,7 @@ def run_schedule(stages: Sequence[nn.Module], schedule: Schedule, x: Tensor) -> 
 def find_rotor_schedules(chain: Chain) -> list[Schedule]:
     """The best schedules of a chain for some budgets, each once, dearest last."""
     least, kept = find_least_memory(chain), keep_stages(chain)
-    most, _ = measure_chain(chain, kept)
+    most = measure_kept(chain)
     steps = range(ROTOR_BUDGETS)
     budgets = [int(most * (least / most) ** (i / (ROTOR_BUDGETS - 1))) for i in steps]
     budgets[-1] = least

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import torch
-from chain_machine import list_schedules
+from chain_machine import list_schedules, replay_schedule
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fxmem.planning.strategies.chains.chain import (
+from fxmem.planning.strategies.chain import (
     Chain,
     Kept,
     Schedule,
     Stage,
     StageOption,
-    measure_schedule,
 )
 
 STAGES = 4
@@ -42,4 +41,4 @@ def test_stages_run_as_often_as_the_cost_of_a_schedule_says() -> None:
     for schedule in list_schedules(chain):
         stages = Stages()
         stages.run_schedule(torch.randn(4, 8, requires_grad=True), schedule).sum().backward()
-        assert measure_schedule(chain, schedule)[1] == COST * (stages.runs - STAGES), schedule
+        assert replay_schedule(chain, schedule)[1] == COST * (stages.runs - STAGES), schedule

@@ -13,14 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trials import try_examples
 
-from fxmem.planning.strategies.chains.chain import (
+from fxmem.planning.strategies.chain import (
     Chain,
     Stage,
     StageOption,
+    find_least_memory,
     keep_stages,
-    measure_schedule,
+    measure_kept,
+    solve_chain,
 )
-from fxmem.planning.strategies.chains.solver import find_least_memory, solve_chain
 
 RUNS = try_examples(40)
 
@@ -51,21 +52,21 @@ def chains(draw: st.DrawFn, most_stages: int, most_options: int = 2, most_bytes:
 def test_with_a_slot_of_one_byte_nothing_is_cheaper_than_what_is_found(chain: Chain) -> None:
     schedules = list_schedules(chain)
     runs = [replay_schedule(chain, schedule) for schedule in schedules]
-    assert runs == [measure_schedule(chain, schedule) for schedule in schedules]
+    assert measure_kept(chain) == replay_schedule(chain, keep_stages(chain))[0]
     assert find_least_memory(chain) == min(peak for peak, _ in runs)
     budgets = range(max(peak for peak, _ in runs) + 2)
     for budget, found in zip(budgets, solve_chain(chain, budgets), strict=True):
         fitting = [cost for peak, cost in runs if peak <= budget]
         assert (found is None) == (not fitting)
         if found:
-            peak_bytes, cost = measure_schedule(chain, found)
+            peak_bytes, cost = replay_schedule(chain, found)
             assert peak_bytes <= budget and cost == min(fitting)
 
 
 @RUNS
 @given(chains(most_stages=12, most_options=4, most_bytes=2**40), st.integers(1, 60))
 def test_whatever_the_slots_a_schedule_fits_its_budget(chain: Chain, slots: int) -> None:
-    least, most = find_least_memory(chain), measure_schedule(chain, keep_stages(chain))[0]
+    least, most = find_least_memory(chain), measure_kept(chain)
     budgets = [least + (most - least) * step // 10 for step in range(11)]
     for budget, found in zip(budgets, solve_chain(chain, budgets, slots), strict=True):
         assert found is not None
@@ -89,4 +90,4 @@ def test_a_uniform_chain_is_reversed_as_by_revolve(steps: int, checkpoints: int)
     chain = Chain(tuple(Stage(1, 0, 1.0, (StageOption(100),)) for _ in range(steps)))
     (found,) = solve_chain(chain, [checkpoints + 1 + 100])
     assert found is not None
-    assert measure_schedule(chain, found)[1] == count_advances(steps, checkpoints)
+    assert replay_schedule(chain, found)[1] == count_advances(steps, checkpoints)

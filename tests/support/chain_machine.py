@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from fxmem.planning.strategies.chains.chain import Chain, Kept, Recomputed, Schedule
+from fxmem.planning.strategies.chain import Chain, Kept, Recomputed, Schedule
 
 Entry = Kept | Recomputed
 

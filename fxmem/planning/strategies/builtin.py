@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping
 
 from fxmem.errors import UsageError
 from fxmem.planning.model.segment_ranges import Segments
-from fxmem.planning.strategies.chains.chain import keep_stages, measure_schedule
-from fxmem.planning.strategies.chains.solver import find_least_memory, solve_chain
-from fxmem.planning.strategies.chains.stages import StagedStep, cut_step, list_cuts
+from fxmem.planning.strategies.chain import find_least_memory, measure_kept, solve_chain
 from fxmem.planning.strategies.problem import PlanProblem, Proposer, Strategy, check_proposals
 from fxmem.planning.strategies.small_changes import change_segments
+from fxmem.planning.strategies.stages import StagedStep, cut_step, list_cuts
 from fxmem.planning.strategies.whole_modules import choose_modules
 
 _BUDGETS = 40
@@ -39,8 +38,7 @@ def propose_schedules(problem: PlanProblem) -> Iterator[Segments]:
 
 
 def _solve(staged: StagedStep) -> Iterator[Segments]:
-    least = find_least_memory(staged.chain)
-    most, _ = measure_schedule(staged.chain, keep_stages(staged.chain))
+    least, most = find_least_memory(staged.chain), measure_kept(staged.chain)
     # Closer to each other where memory is scarce.
     budgets = [least + round((most - least) * (at / _BUDGETS) ** 1.5) for at in range(_BUDGETS)]
     for schedule in solve_chain(staged.chain, budgets):

@@ -10,8 +10,8 @@ from random import Random
 from fxmem.planning.model.index import StepIndex
 from fxmem.planning.model.limits import Limits
 from fxmem.planning.model.segment_ranges import SegmentRange, Segments
-from fxmem.planning.strategies.chains.stages import list_cuts
 from fxmem.planning.strategies.problem import Goal, PlanProblem
+from fxmem.planning.strategies.stages import list_cuts
 
 _TRIALS = 11000
 _TRIALS_NEAR = 9000  # next to a goal

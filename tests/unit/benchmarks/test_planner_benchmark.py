@@ -16,7 +16,7 @@ from benchmarks.planner_measure import Measurement, Numbers
 from benchmarks.planner_page import merge_pages, update_page
 from examples.planner_nets import DeepResNet
 from fxmem.planning.strategies import problem
-from fxmem.planning.strategies.chains.chain import StageOption
+from fxmem.planning.strategies.chain import StageOption
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # as the benchmark runs
 

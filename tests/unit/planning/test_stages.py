@@ -10,8 +10,8 @@ import fxmem
 from fxmem.planning.model.index import StepIndex, build_index
 from fxmem.planning.model.limits import find_limits
 from fxmem.planning.model.segment_ranges import SegmentRange, iterate_segments
-from fxmem.planning.strategies.chains.chain import Kept, Recomputed
-from fxmem.planning.strategies.chains.stages import (
+from fxmem.planning.strategies.chain import Kept, Recomputed
+from fxmem.planning.strategies.stages import (
     cut_step,
     find_blocks,
     find_boundaries,

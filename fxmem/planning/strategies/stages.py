@@ -19,7 +19,7 @@ from fxmem.planning.model.index import StepIndex
 from fxmem.planning.model.limits import Limits
 from fxmem.planning.model.segment_ranges import SegmentRange, Segments
 from fxmem.planning.model.simulate import Simulation, simulate_segments
-from fxmem.planning.strategies.chains.chain import Chain, Kept, Schedule, Stage, StageOption
+from fxmem.planning.strategies.chain import Chain, Kept, Schedule, Stage, StageOption
 
 _STAGES = (48, 32, 20, 12, 8)  # at most, in one cut after the other
 _LEVELS = (1, 2, 3)  # numbers of a module's name that make a block

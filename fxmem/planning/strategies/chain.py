@@ -1,4 +1,23 @@
-"""The cheapest schedule of a chain under a memory budget, for many budgets at once.
+"""A chain of stages, and the cheapest schedules that run it in some memory.
+
+The model is that of Beaumont, Herrmann et al., "Optimal checkpointing for heterogeneous chains"
+(2019), with several options per stage as in Rockmate (Zhao et al., 2023). A schedule is what
+nested ``torch.utils.checkpoint(use_reentrant=False)`` calls do, early stop included.
+
+What is live, and when. Backward *stands* at stage ``p`` when the stages after ``p`` are done and
+``p`` is next; ``held_bytes`` of stage ``p`` is then taken. All of forward stands at the last
+stage. Running stages ``s..t`` has backward stand at ``t``, holds the input of ``s`` (which whoever
+runs them holds already) and, where they are run again, the gradient of the output of ``t``. In
+stage order,
+
+- a kept stage runs with ``saved_bytes + forward_peak_bytes`` beside its input, and from then on
+  ``saved_bytes`` stay until its backward;
+- a segment runs its stages ``i`` with their input, output and ``forward_peak_bytes`` live, and from
+  then on its input (held already) and the input of what follows it stay, that until the backward
+  of what follows is done.
+
+Then, from the last to the first, a kept stage runs its backward beside its input, with what it
+saved, both gradients and ``backward_peak_bytes``; a segment is run again, by its own body.
 
 ``C(s, t, m)`` is the least cost of running stages ``s..t`` and their backward, where ``m`` covers
 all that is live then but the input of ``s``: what the stages save, the inputs of later segments,
@@ -33,19 +52,114 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fxmem.planning.strategies.chains.chain import (
-    Chain,
-    Kept,
-    Recomputed,
-    Schedule,
-    keep_stages,
-    measure_schedule,
-)
-
 DEFAULT_SLOTS = 500
 """Steps of memory per budget: one takes 0.1 s for 60 stages of 4 options."""
 
 _Costs: TypeAlias = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class StageOption:
+    """One way to run a stage so that its backward can follow."""
+
+    # kept from its forward until its backward beside its input; with the input it holds all
+    # of the output, whatever the next stage does
+    saved_bytes: int
+    cost: float = 0.0  # what is computed again inside its own backward; 0 where everything is kept
+    forward_peak_bytes: int = 0  # what its forward holds above its input and ``saved_bytes``
+    # what its backward holds above its input, ``saved_bytes`` and the gradients of both ends.
+    # Less than 0 where much of ``saved_bytes`` is there for the next stage only, which is
+    # done by then.
+    backward_peak_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage of a chain. Costs are seconds or FLOPs, the same for the whole chain."""
+
+    input_bytes: int  # the storages that cross the boundary before it
+    gradient_bytes: int  # the gradients of those
+    cost: float  # of one forward
+    options: tuple[StageOption, ...]  # the ways to run it so that its backward can follow
+    # what a forward that keeps nothing holds above its input and output
+    forward_peak_bytes: int = 0
+    # what is taken, whatever the schedule, while backward stands at this stage: gradients of
+    # parameters made by the stages after it, tensors that span many stages
+    held_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Stages that run one after the other, each on what the one before it hands over."""
+
+    stages: tuple[Stage, ...]  # in the order of forward
+    output_bytes: int = 0  # what the last stage hands over; the loss
+    gradient_bytes: int = 0  # the gradient of that, there from the end of forward
+
+    @property
+    def boundary_bytes(self) -> tuple[int, ...]:
+        """Bytes that cross each boundary: the input of each stage, and the output."""
+        return (*(stage.input_bytes for stage in self.stages), self.output_bytes)
+
+    @property
+    def boundary_gradient_bytes(self) -> tuple[int, ...]:
+        """The gradients that cross each boundary in backward."""
+        return (*(stage.gradient_bytes for stage in self.stages), self.gradient_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A stage that keeps what its backward needs, by one of its options."""
+
+    stage: int
+    option: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """Stages under one checkpoint: only their input is kept, and backward runs them again."""
+
+    start: int  # the first stage
+    stop: int  # the stage after the last
+    body: Schedule  # how they are run when they are run again
+
+
+Schedule: TypeAlias = tuple["Kept | Recomputed", ...]
+"""Entries in the order of the stages; every stage is in exactly one."""
+
+
+def keep_stages(chain: Chain) -> tuple[Kept, ...]:
+    """Runs every stage once, by the cheapest and then smallest of its options.
+
+    Nothing costs less.
+
+    >>> options = (StageOption(4, cost=1.0), StageOption(9), StageOption(8))
+    >>> keep_stages(Chain((Stage(0, 0, cost=2.0, options=options),)))
+    (Kept(stage=0, option=2),)
+    """
+    found = (min((o.cost, o.saved_bytes, k) for k, o in enumerate(s.options)) for s in chain.stages)
+    return tuple(Kept(index, option) for index, (_, _, option) in enumerate(found))
+
+
+def measure_kept(chain: Chain) -> int:
+    """Measures the most that is live, ``held_bytes`` included, where every stage runs once.
+
+    >>> stage = Stage(1, 1, cost=3.0, options=(StageOption(saved_bytes=10),))
+    >>> measure_kept(Chain((stage, stage)))
+    22
+    """
+    stages, gradients = chain.stages, chain.boundary_gradient_bytes
+    chosen = [stages[kept.stage].options[kept.option] for kept in keep_stages(chain)]
+    live, peak = stages[0].input_bytes, 0
+    for option in chosen:
+        rise = option.saved_bytes + option.forward_peak_bytes
+        peak = max(peak, stages[-1].held_bytes + live + rise)
+        live += option.saved_bytes
+    for at in reversed(range(len(stages))):
+        edges = gradients[at] + gradients[at + 1]
+        peak = max(peak, stages[at].held_bytes + live + edges + chosen[at].backward_peak_bytes)
+        live -= chosen[at].saved_bytes
+    return peak
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +178,6 @@ _AllEntries: TypeAlias = Mapping[tuple[int, int], _Entries]
 def find_least_memory(chain: Chain) -> int:
     """Finds the smallest budget in bytes that a chain can run in; exact.
 
-    >>> from fxmem.planning.strategies.chains.chain import Stage, StageOption
     >>> keep = (StageOption(saved_bytes=10),)
     >>> find_least_memory(Chain((Stage(1, 1, 1.0, keep), Stage(1, 1, 1.0, keep))))
     13
@@ -84,32 +197,28 @@ def solve_chain(
     Budgets are bytes, the chain's input and ``held_bytes`` included; where no schedule fits one,
     it has None.
 
-    >>> from fxmem.planning.strategies.chains.chain import Stage, StageOption
     >>> keep = (StageOption(saved_bytes=10),)
     >>> chain = Chain((Stage(1, 1, 3.0, keep), Stage(1, 1, 5.0, keep)))
-    >>> found = solve_chain(chain, (12, 13, 21, 22))
-    >>> [schedule and measure_schedule(chain, schedule) for schedule in found]
-    [None, (13, 3.0), (13, 3.0), (22, 0.0)]
+    >>> none, some, all_kept = solve_chain(chain, (12, 13, 22))
+    >>> none, len(some), some[0].stop, all_kept == keep_stages(chain)
+    (None, 2, 1, True)
     """
     entries = _list_entries(chain)
     least = _find_least(chain, entries)
-    free, held_bytes = keep_stages(chain), chain.stages[0].input_bytes
-    most_bytes, _ = measure_schedule(chain, free)
+    held_bytes = chain.stages[0].input_bytes
     found: dict[int, Schedule | None] = {}
     ceiling, slot_bytes, table = 0, 1, least[..., None]
     for budget in sorted(set(budgets), reverse=True):
         if budget < least[0, -1] + held_bytes:
             found[budget] = None
-        elif budget >= most_bytes:
-            found[budget] = free
-        else:
-            if not ceiling or 2 * budget < ceiling:
-                ceiling, slot_bytes = budget, max(1, -(-(budget - held_bytes) // slots))
-                size = (budget - held_bytes) // slot_bytes
-                table = _fill_table(chain, entries, least, slot_bytes, size)
-            found[budget] = _read_schedule(
-                entries, least, table, slot_bytes, (0, len(chain.stages) - 1), budget - held_bytes
-            )
+            continue
+        if not ceiling or 2 * budget < ceiling:
+            ceiling, slot_bytes = budget, max(1, -(-(budget - held_bytes) // slots))
+            size = (budget - held_bytes) // slot_bytes
+            table = _fill_table(chain, entries, least, slot_bytes, size)
+        found[budget] = _read_schedule(
+            entries, least, table, slot_bytes, (0, len(chain.stages) - 1), budget - held_bytes
+        )
     return tuple(found[budget] for budget in budgets)
 
 
