@@ -28,8 +28,7 @@ from fxmem.applying.overwriting import (
 )
 from fxmem.applying.runtime import checkpoint
 from fxmem.errors import UsageError
-from fxmem.planning.inplace.forms import FormKind
-from fxmem.planning.inplace.fx_nodes import OverwritingNode, find_overwriting, find_owners
+from fxmem.planning.inplace.forms import FormKind, OverwritingNode, find_overwriting, find_owners
 from fxmem.planning.plan import InplaceChange, Segment
 
 SEGMENTS = "fxmem_segments"

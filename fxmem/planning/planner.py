@@ -14,11 +14,11 @@ from fxmem.memory.allocation import measure_allocation
 from fxmem.memory.liveness import build_profile
 from fxmem.memory.timeline import build_timeline
 from fxmem.planning.deletion import apply_deletions, find_deletions
-from fxmem.planning.inplace.fx_nodes import NODE, find_overwriting
+from fxmem.planning.inplace.forms import NODE, find_overwriting
 from fxmem.planning.inplace.inplace_changes import apply_inplace, find_inplace
 from fxmem.planning.last_micro_batch import take_last_micro_batch
 from fxmem.planning.model.index import build_index
-from fxmem.planning.model.module_choices import name_spans
+from fxmem.planning.model.limits import name_spans
 from fxmem.planning.model.score import Scorer
 from fxmem.planning.model.segment_ranges import nest_spans
 from fxmem.planning.model.simulate import build_graph, simulate_segments

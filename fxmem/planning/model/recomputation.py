@@ -1,8 +1,13 @@
-"""Runs of segments in backward: the operations that run again, and when.
+"""Runs of segments in backward, and the live intervals of the storages of a rewritten step.
 
 A segment runs again before backward unpacks the first tensor that the segment would have saved, up
 to the last tensor that it saves: ``torch/utils/checkpoint.py``,
 ``_checkpoint_without_reentrant_generator`` with early stop.
+
+Forward keeps a tensor as long as the rewritten graph does, whose every value goes after its last
+use, or as long as the user's code did where that is what runs; autograd keeps what nodes outside
+of all segments save. What a segment saves when it runs again lives until its function's backward is
+over.
 """
 
 from __future__ import annotations
@@ -11,8 +16,9 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fxmem.planning.model.index import StepIndex
-from fxmem.planning.model.segment_ranges import SegmentRange
+from fxmem.graph import RESIDENT, Phase
+from fxmem.planning.model.index import Activation, StepIndex
+from fxmem.planning.model.segment_ranges import SegmentRange, iterate_segments
 
 
 @dataclass(slots=True)
@@ -101,3 +107,165 @@ def iterate_runs(runs: Iterable[Run]) -> Iterator[Run]:
     for run in runs:
         yield run
         yield from iterate_runs(run.children)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveInterval:
+    """A storage of the rewritten step, in places of its operations."""
+
+    storage: int
+    born: int
+    died: int | None
+
+
+class SegmentIntervals:
+    """The live intervals of storages, in forward and each time that they are recomputed.
+
+    ``places`` are the positions of the step's operations in the rewritten step.
+    """
+
+    def __init__(
+        self,
+        step: StepIndex,
+        segments: Sequence[SegmentRange],
+        runs: Sequence[Run],
+        places: Sequence[int],
+    ) -> None:
+        self._step = step
+        self._runs = [*iterate_runs(runs)]
+        self._done = {run.segment.start: run.done for run in runs}
+        self._places = places
+        # By node, the segments around it, outermost first.
+        self._paths: list[tuple[SegmentRange, ...]] = [()] * len(step.graph.nodes)
+        for segment in iterate_segments(segments):
+            for node in range(segment.start, segment.stop):
+                self._paths[node] = (*self._paths[node], segment)
+
+    def iterate(self) -> Iterator[LiveInterval]:
+        """Iterates over the intervals of all storages, and of what libraries take for backward."""
+        graph, places = self._step.graph, self._places
+        for storage in graph.storages:
+            made = self._step.makers.get(storage.index)
+            born = RESIDENT if storage.born == RESIDENT else places[storage.born]
+            died = storage.died if made is None else self._find_forward_death(made)
+            yield LiveInterval(storage.index, born, None if died is None else places[died])
+        yield from self.iterate_recomputed()
+        taken = {name for o in graph.operations if o.phase is Phase.BACKWARD for name in o.keeps}
+        for run in self._runs:  # backward's thread runs forward's operators too
+            for operation in graph.operations[run.first : run.stop]:
+                for name in operation.keeps:
+                    if name not in taken:
+                        taken.add(name)
+                        kept = next(s.index for s in graph.storages if s.name == name)
+                        yield LiveInterval(kept, RESIDENT, None)
+
+    def iterate_recomputed(self) -> Iterator[LiveInterval]:
+        """Iterates over what segments make when they run again, and what their checkpoints keep."""
+        step = self._step
+        for run in self._runs:
+            for made in step.list_activations(run.first, run.stop):
+                born = run.place(made.born)
+                if made.is_output and made.index not in step.graph.nodes[made.node].results:
+                    # A module's hook puts it in the place of forward's, like a normalised weight.
+                    yield LiveInterval(made.index, born, born)
+                    continue
+                ends = [
+                    run.place(self.find_frame_end(made, run)),
+                    *self._list_saved_ends(made.index, run),
+                ]
+                if made.fills_run:
+                    ends.append(run.end)
+                for child in run.children:
+                    ends += self._list_input_ends(made, child)
+                yield LiveInterval(made.index, born, max(ends))
+            for number, (operation, index) in enumerate(run.casts):
+                born = run.base + operation - run.first + number
+                ends = [run.end, *self._list_saved_ends(index, run)]
+                yield LiveInterval(index, born, max(ends))
+            yield from self._iterate_copies(run)
+
+    def find_frame_end(self, made: Activation, run: Run | None = None) -> int:
+        """Finds the operation of forward after which the frames of forward, or of a run, free it.
+
+        A call of a segment holds its arguments until it returns, and what it returns too.
+        """
+        if run is not None and made.is_output:
+            return run.stop  # it is returned
+        if self._step.keeps_frames:
+            return made.local_end
+        depth = 0 if run is None else run.depth + 1
+        end, path = made.local_end, self._paths[made.node][depth:]
+        for node in made.readers:
+            if run is not None and node >= run.segment.stop:
+                return run.stop  # it is returned
+            call = next(
+                (
+                    segment
+                    for at, segment in enumerate(self._paths[node][depth:])
+                    if at >= len(path) or path[at] is not segment
+                ),
+                None,
+            )
+            end = max(end, self._step.end_operation[node if call is None else call.stop - 1] - 1)
+        return end
+
+    def _find_forward_death(self, made: Activation) -> int | None:
+        """Finds the last holder: forward's frames, autograd, or a segment that takes it."""
+        if made.is_output:
+            return None
+        ends = [self.find_frame_end(made)]
+        if made.held_to is not None:
+            ends.append(made.held_to)
+        for save in made.saves:
+            if save.node is None or not self._paths[save.node]:
+                if save.released is None:
+                    return self._step.graph.storages[made.index].died
+                ends.append(save.released)
+        for node in (*made.readers, *(first for first, _ in made.consumers)):
+            path = self._paths[node]
+            if path and path[0].start in self._done and _is_input(made, path[0]):
+                ends.append(self._done[path[0].start])
+        return max(ends)
+
+    def _iterate_copies(self, run: Run) -> Iterator[LiveInterval]:
+        """Iterates over a run's copies of running statistics and states."""
+        step, segment = self._step, run.segment
+        runs_again = run.stop > run.first
+        for node in range(segment.start, segment.stop) if runs_again else ():
+            for index in step.statistics[node]:
+                yield self._copy(index, run)
+        born = self._places[step.first_operation[segment.start]]
+        for index in self._list_states(segment):
+            yield LiveInterval(index, born, self._places[run.done])
+            if runs_again:
+                yield self._copy(index, run)
+        for inner in iterate_segments(segment.children):  # their checkpoints are made again
+            first = step.first_operation[inner.start]
+            if first < run.stop:
+                for index in self._list_states(inner):
+                    yield LiveInterval(index, run.place(first), run.end)
+
+    def _copy(self, storage: int, run: Run) -> LiveInterval:
+        return LiveInterval(storage, run.base, max([run.end, *self._list_saved_ends(storage, run)]))
+
+    def _list_states(self, segment: SegmentRange) -> list[int]:
+        nodes = range(segment.start, segment.stop)
+        return [*dict.fromkeys(index for node in nodes for index in self._step.states[node])]
+
+    def _list_saved_ends(self, storage: int, run: Run) -> list[int]:
+        return [self._places[returned] for returned in run.saved.get(storage, ())]
+
+    def _list_input_ends(self, made: Activation, run: Run) -> Iterator[int]:
+        if _is_input(made, run.segment):
+            yield run.end
+            yield from self._list_saved_ends(made.index, run)
+            for child in run.children:
+                yield from self._list_input_ends(made, child)
+
+
+def _is_input(made: Activation, segment: SegmentRange) -> bool:
+    """Returns whether an older storage is an input of a segment."""
+    return made.node < segment.start and (
+        any(node in segment for node in made.readers)
+        or any(first in segment and last in segment for first, last in made.consumers)
+    )

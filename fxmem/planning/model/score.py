@@ -16,8 +16,13 @@ from numpy.typing import NDArray
 
 from fxmem.graph import RESIDENT, Phase
 from fxmem.planning.model.index import StepIndex
-from fxmem.planning.model.live_intervals import LiveInterval, SegmentIntervals
-from fxmem.planning.model.recomputation import Run, iterate_runs, plan_runs
+from fxmem.planning.model.recomputation import (
+    LiveInterval,
+    Run,
+    SegmentIntervals,
+    iterate_runs,
+    plan_runs,
+)
 from fxmem.planning.model.segment_ranges import SegmentRange
 
 Ints = NDArray[np.int64]

@@ -9,8 +9,13 @@ from operator import add
 from fxmem.graph import RESIDENT, Category, MemoryGraph, Phase
 from fxmem.memory.timeline import build_timeline, sum_lives
 from fxmem.planning.model.index import StepIndex
-from fxmem.planning.model.live_intervals import LiveInterval, SegmentIntervals
-from fxmem.planning.model.recomputation import Run, iterate_runs, plan_runs
+from fxmem.planning.model.recomputation import (
+    LiveInterval,
+    Run,
+    SegmentIntervals,
+    iterate_runs,
+    plan_runs,
+)
 from fxmem.planning.model.segment_ranges import SegmentRange
 
 

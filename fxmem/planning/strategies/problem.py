@@ -17,8 +17,7 @@ from typing import Protocol, TypeAlias, TypeVar
 from fxmem.errors import UsageError
 from fxmem.graph import ModuleCall, Node
 from fxmem.planning.model.index import StepIndex
-from fxmem.planning.model.limits import Limits
-from fxmem.planning.model.module_choices import ModuleChoice
+from fxmem.planning.model.limits import Limits, ModuleChoice
 from fxmem.planning.model.score import Scorer
 from fxmem.planning.model.segment_ranges import (
     SegmentRange,

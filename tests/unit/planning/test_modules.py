@@ -13,8 +13,7 @@ from torch import Tensor, nn
 import fxmem
 from fxmem.errors import InfeasibleError, UsageError
 from fxmem.planning.model.index import StepIndex, build_index
-from fxmem.planning.model.limits import find_limits
-from fxmem.planning.model.module_choices import ModuleChoice, list_modules
+from fxmem.planning.model.limits import ModuleChoice, find_limits, list_modules
 from fxmem.planning.model.score import Scorer
 from fxmem.planning.model.segment_ranges import nest_spans
 from fxmem.planning.plan import LimitKind
