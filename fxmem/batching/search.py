@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -34,10 +35,7 @@ MOST_ANALYSES = 6  # twice as many where the model refuses sizes that would fit
 _MOST_SIZE = 2**31
 
 Judge = Callable[..., str]
-"""Says why the step of an analysis does not fit with a plan, if any."""
-
-Shortage = Callable[[Analysis], str]
-"""Says why the step of an analysis does not fit; the empty text where it does."""
+"""Says why the step of an analysis, with a plan if any, does not fit; empty where it does."""
 
 
 @read_files_once()
@@ -278,9 +276,7 @@ class Sizes:
         return replace(next(iter(group.values())), graph=interpolate_graph(graphs, size))
 
 
-def find_largest(
-    sizes: Sizes, judge: Shortage, guess: Shortage, lo: int = 0
-) -> tuple[int, int | None]:
+def find_largest(sizes: Sizes, judge: Judge, guess: Judge, lo: int = 0) -> tuple[int, int | None]:
     """Finds the largest size that fits, and the smallest above it that does not.
 
     Args:
@@ -317,7 +313,7 @@ def find_largest(
     return lo, hi
 
 
-def _choose_next(sizes: Sizes, guess: Shortage, lo: int, hi: int | None, stride: int) -> int:
+def _choose_next(sizes: Sizes, guess: Judge, lo: int, hi: int | None, stride: int) -> int:
     """Chooses the size to try next: the largest that seems to fit, or one not far above ``lo``."""
     unit = sizes.unit
     if lo == 0 and hi is None:
@@ -326,8 +322,7 @@ def _choose_next(sizes: Sizes, guess: Shortage, lo: int, hi: int | None, stride:
 
     def fits(size: int) -> bool:
         analysis = sizes.interpolate(size)
-        assert analysis is not None
-        return not guess(analysis)
+        return analysis is not None and not guess(analysis)
 
     halfway = 2 * lo if hi is None else (lo + hi) // 2
     if sizes.interpolate(unit) is None:  # nothing is known of other sizes
@@ -336,14 +331,8 @@ def _choose_next(sizes: Sizes, guess: Shortage, lo: int, hi: int | None, stride:
         size, top = lo, max(2 * lo, unit)
         while top <= most and top <= _MOST_SIZE and fits(top):
             size, top = top, 2 * top
-        top = int(min(top, most + unit))
-        while top - size > unit:
-            middle = (size + top) // 2 // unit * unit
-            middle = max(middle, size + unit)
-            if fits(middle):
-                size = middle
-            else:
-                top = middle
+        steps = range(size, int(min(top, most + unit)), unit)
+        size = steps[bisect_left(steps, True, lo=1, key=lambda each: not fits(each)) - 1]
         if hi in sizes.refused and size >= most:  # for reasons other than memory
             size = halfway
     return int(min(max(size // unit * unit, lo + stride * unit), most))
