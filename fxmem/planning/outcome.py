@@ -77,17 +77,6 @@ def trace_plan(analysis: Analysis, plan: Plan) -> PlannedStep | None:
     return PlannedStep(planned, order) if is_as_said else None
 
 
-def find_planned_step(analysis: Analysis, plan: Plan) -> Analysis | None:
-    """Finds the analysis of the step with a plan; None as :func:`trace_plan`.
-
-    Plans of a rank hold what was recorded.
-    """
-    if analysis.setup.mesh is not None:
-        return plan.analysis
-    step = trace_plan(analysis, plan)
-    return None if step is None else step.analysis
-
-
 def find_shortage(
     analysis: Analysis,
     plan: Plan | None,

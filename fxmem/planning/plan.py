@@ -225,10 +225,14 @@ class Plan(Result):
         return trace_plan(analysis, self)
 
     def find_step(self, analysis: Analysis) -> Analysis | None:
-        """Finds the analysis of the step with the plan; None as :meth:`trace`."""
-        from fxmem.planning.outcome import find_planned_step
+        """Finds the analysis of the step with the plan; None as :meth:`trace`.
 
-        return find_planned_step(analysis, self)
+        Plans of a rank hold what was recorded.
+        """
+        if analysis.setup.mesh is not None:
+            return self.analysis
+        step = self.trace(analysis)
+        return None if step is None else step.analysis
 
     def list_blocks(self) -> list[Block]:
         from fxmem.planning.text import list_plan_blocks

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from fxmem.graph import Phase
-from fxmem.planning.outcome import find_planned_step
 from fxmem.planning.plan import (
     GRAPH,
     CheckpointPrice,
@@ -30,7 +29,6 @@ from fxmem.report.text import (
 from fxmem.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from fxmem.analysis import Analysis
     from fxmem.finding import Finding
     from fxmem.setup import Setup
 
@@ -50,17 +48,18 @@ def list_plan_blocks(plan: Plan) -> list[Block]:
         time, flops = write_share(plan.overhead), write_share(plan.overhead_flops)
         cost = f" for {time} more time, {flops} more FLOPs"
     analysis = plan.analysis
-    planned = None if analysis is None else find_planned_step(analysis, plan)
-    place, peak = list[str](), None if planned is None else planned.peak
-    if peak is not None:
-        is_last = peak.phase is Phase.OPTIMIZER
-        where = "the optimizer step" if is_last else write_peak_place(peak)
+    planned = None if analysis is None else plan.find_step(analysis)
+    subject = [] if analysis is None else [write_subject(analysis.setup)]
+    place = list[str]()
+    if planned is not None:
+        is_last = planned.peak.phase is Phase.OPTIMIZER
+        where = "the optimizer step" if is_last else write_peak_place(planned.peak)
         place.append(f"The new peak is in {where}.")
     if plan.reserved_bytes > plan.peak_bytes:  # not on the CPU, where nothing is reserved
         place.append(f"The allocator reserves {format_bytes(plan.reserved_bytes)}.")
     has_code = analysis is not None and not analysis.setup.mesh
     return [
-        Heading(f"Peak {before} -> {after} ({share}){cost}", _list_subject(analysis)),
+        Heading(f"Peak {before} -> {after} ({share}){cost}", subject),
         Paragraph([" ".join(place)]),
         _list_segments(plan),
         *_list_changes(plan),
@@ -68,10 +67,6 @@ def list_plan_blocks(plan: Plan) -> list[Block]:
         Paragraph([*_write_notes(plan)]),
         *([list_suggestions(plan, analysis.nodes)] if analysis and has_code else []),
     ]
-
-
-def _list_subject(analysis: Analysis | None) -> list[str]:
-    return [] if analysis is None else [write_subject(analysis.setup)]
 
 
 def write_price(price: CheckpointPrice, baseline_bytes: int) -> Paragraph:
@@ -147,9 +142,10 @@ def list_front_blocks(plans: Sequence[Plan]) -> list[Block]:
             f"Choose a row by its peak (--budget {size}) or by its added time "
             f"(--max-overhead {_ALLOWED}); -o plan.json saves the plan."
         )
+    analysis = plans[0].analysis
     title = f"Peak {format_bytes(baseline_bytes)}; {write_count(len(plans), 'plan')}, down to"
     return [
-        Heading(f"{title} {least}", _list_subject(plans[0].analysis)),
+        Heading(f"{title} {least}", [write_subject(analysis.setup)] if analysis else []),
         _make_table([*_COSTS, "segments", "in place", "del"], rows),
         Paragraph([*_write_limits(plans[0].limits)]),
         Paragraph([advice]),

@@ -93,7 +93,12 @@ def apply_inplace(graph: MemoryGraph, changes: Iterable[InplaceChange]) -> Memor
     """
     merged: dict[int, int] = {}
     in_place: dict[int, Operation] = {}
-    for overwrite in _find_chosen(graph, changes):
+    uses, chosen = _Uses(graph), {change.node: change.overwrites for change in changes}
+    for node in (node for node in graph.nodes if node.name in chosen):
+        found = _find_overwrites(graph, uses, node)
+        overwrite = next((o for o in found if o.source.name == chosen[node.name]), None)
+        if overwrite is None:
+            continue
         operation = overwrite.operation
         namespace, operator, overload = operation.name.split(".")
         merged[overwrite.result] = merged.get(overwrite.target, overwrite.target)
@@ -106,15 +111,6 @@ def apply_inplace(graph: MemoryGraph, changes: Iterable[InplaceChange]) -> Memor
         return graph
     operations = tuple(in_place.get(o.index, o) for o in graph.operations)
     return _merge_storages(replace(graph, operations=operations), merged)
-
-
-def _find_chosen(graph: MemoryGraph, changes: Iterable[InplaceChange]) -> Iterator[_Overwrite]:
-    uses = _Uses(graph)
-    chosen = {change.node: change.overwrites for change in changes}
-    for node in graph.nodes:
-        if node.name in chosen:
-            found = _find_overwrites(graph, uses, node)
-            yield from [o for o in found if o.source.name == chosen[node.name]][:1]
 
 
 class _Uses:

@@ -36,9 +36,8 @@ class _SegmentScore:
 
     segment: SegmentRange
     cost: float
-    done: (
-        int  # the operation after which the segment is not needed; -1 where backward needs nothing
-    )
+    # the operation after which the segment is not needed; -1 where backward needs nothing
+    done: int
     read_end: int  # the operation to which forward holds what its nodes take from before it
     # operations, and the change of the live bytes during them and all later ones; behind all
     # operations, the same for what is still alive once they are over

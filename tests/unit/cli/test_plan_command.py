@@ -16,7 +16,7 @@ import fxmem
 from fxmem.cli import main
 from fxmem.errors import InfeasibleError
 from fxmem.finding import Finding
-from fxmem.planning import outcome, planner
+from fxmem.planning import planner
 from fxmem.planning.plan import Front, Plan
 from fxmem.units import format_bytes
 
@@ -44,7 +44,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(fxmem, "analyze", analyze)
     monkeypatch.setattr(fxmem, "plan", plan)
     monkeypatch.setattr(fxmem, "pareto", pareto)
-    monkeypatch.setattr(outcome, "find_planned_step", lambda *_: None)
+    monkeypatch.setattr(Plan, "find_step", lambda *_: None)
     return calls
 
 

@@ -11,7 +11,7 @@ from torch import nn
 import fxmem
 from fxmem.gpus import CONTEXT_BYTES
 from fxmem.planning import planner
-from fxmem.planning.outcome import find_planned_step, find_shortage
+from fxmem.planning.outcome import find_shortage
 from fxmem.planning.plan import Plan
 from fxmem.planning.planner import plan_fitting
 
@@ -67,7 +67,7 @@ def test_the_new_peak_is_where_the_planned_model_has_it(
     analysis: fxmem.Analysis, front: tuple[Plan, ...]
 ) -> None:
     for plan in front[1], front[-1]:
-        planned = find_planned_step(analysis, plan)
+        planned = plan.find_step(analysis)
         again = fxmem.analyze(fxmem.apply(make_model(), plan), (INPUT,), optimizer="adam")
         assert planned is not None
         assert planned.setup == analysis.setup
@@ -75,6 +75,6 @@ def test_the_new_peak_is_where_the_planned_model_has_it(
         assert planned.peak.phase is again.peak.phase
         assert planned.peak.operation.name == again.peak.operation.name
     assert front[0].segments == ()
-    assert find_planned_step(analysis, front[0]) is analysis
+    assert front[0].find_step(analysis) is analysis
     unexplained = dataclasses.replace(front[1], peak_bytes=front[1].peak_bytes - 1)
-    assert find_planned_step(analysis, unexplained) is None
+    assert unexplained.find_step(analysis) is None

@@ -13,7 +13,6 @@ from torch import nn
 
 import fxmem
 from fxmem.errors import UsageError
-from fxmem.planning.outcome import find_planned_step
 from fxmem.report.graph import engine
 from fxmem.report.plots import draw_timeline, draw_tradeoff
 
@@ -50,7 +49,7 @@ def test_snapshots_and_plots_are_of_the_step_with_the_plan(
     ):
         step.render(tmp_path / path, plan=chosen)
         assert max(replay_forwards(pickle.loads((tmp_path / path).read_bytes()))) == peak
-    planned = find_planned_step(step, plan)
+    planned = plan.find_step(step)
     assert planned is not None
     step.render(tmp_path / "a.svg", view="timeline", plan=plan)
     assert (tmp_path / "a.svg").read_bytes() == draw_timeline(step, "svg", plan, planned)

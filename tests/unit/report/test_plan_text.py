@@ -28,7 +28,7 @@ SETUP = make_analysis().setup
 def render_plan(plan: Plan, peak: Peak | None = None, width: int | None = None) -> str:
     """The report on a plan of a step whose peak with the plan is given."""
     step: Any = SimpleNamespace(setup=SETUP, nodes=(), peak=peak)
-    with mock.patch("fxmem.planning.text.find_planned_step", lambda *_: peak and step):
+    with mock.patch("fxmem.planning.plan.Plan.find_step", lambda *_: peak and step):
         return dataclasses.replace(plan, analysis=step).to_text(width=width)
 
 
