@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import fxmem.advice.finders  # noqa: F401 - registers the findings
 from fxmem.analysis import Analysis
-from fxmem.batching.record import MaxBatch
+from fxmem.batching.largest import MaxBatch
 from fxmem.comparison.comparison import Comparison, diff
 from fxmem.errors import (
     DataDependentError,
@@ -19,7 +19,7 @@ from fxmem.errors import (
     UsageError,
 )
 from fxmem.finding import Finding, register_finding
-from fxmem.fitting.record import Fitting
+from fxmem.fitting.meshes import Fitting
 from fxmem.graph import Category, Phase
 from fxmem.pipelines.pipeline import Pipeline
 from fxmem.planning.plan import Plan
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from fxmem.applying.applying import apply
     from fxmem.applying.auto import auto, unapply
     from fxmem.applying.plan_search import pareto, plan
-    from fxmem.batching.search import max_batch
-    from fxmem.fitting.search import fit
+    from fxmem.batching.sizes import max_batch
+    from fxmem.fitting.mesh_search import fit
     from fxmem.kernels.extensions import register_workspace
     from fxmem.pipelines.pipelining import pipeline
     from fxmem.scripts.recording import record
@@ -90,8 +90,8 @@ _FUNCTIONS = {
     "analyze": "analyzing",
     "apply": "applying.applying",
     "auto": "applying.auto",
-    "fit": "fitting.search",
-    "max_batch": "batching.search",
+    "fit": "fitting.mesh_search",
+    "max_batch": "batching.sizes",
     "pareto": "applying.plan_search",
     "pipeline": "pipelines.pipelining",
     "plan": "applying.plan_search",

@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 import fxmem
-from fxmem.batching.record import report_max_batches
+from fxmem.batching.largest import report_max_batches
 from fxmem.cli.output import (
     EXIT_FINDING,
     add_output_options,

@@ -133,7 +133,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
                 values, blocks = _list_front(arguments, analysis)
             if arguments.advice:
                 from fxmem.advice.advising import find_advice
-                from fxmem.planning.text import list_advice_blocks
+                from fxmem.planning.plan_blocks import list_advice_blocks
 
                 given = (step.target, step.args, step.kwargs, step.options)
                 advice, setup = find_advice(analysis, *given), None if is_one else analysis.setup
@@ -192,8 +192,8 @@ def _plan_rank(
 ) -> tuple[Plan | None, Result, list[Block]]:
     """Plans the step of a rank; returns the plan, where one is asked for, and the report."""
     from fxmem.applying.plan_search import choose_plan, list_ways, record_front, seek_rank_plans
+    from fxmem.planning.plan_blocks import list_way_blocks
     from fxmem.planning.planner import resolve_limit
-    from fxmem.planning.text import list_way_blocks
 
     names = ("budget", "max_overhead", "max_overhead_flops")
     resolved = resolve_limit(*map(limit.get, names)) if limit else None
@@ -210,7 +210,7 @@ def _plan_rank(
 
 def _list_front(arguments: argparse.Namespace, analysis: Analysis) -> tuple[Result, list[Block]]:
     from fxmem.integrations.checkpoints import price_checkpoints
-    from fxmem.planning.text import write_price
+    from fxmem.planning.plan_blocks import write_price
 
     plans = fxmem.pareto(analysis, points=arguments.points, **_list_search_options(arguments))
     price = price_checkpoints(analysis)

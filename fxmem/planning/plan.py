@@ -235,7 +235,7 @@ class Plan(Result):
         return None if step is None else step.analysis
 
     def list_blocks(self) -> list[Block]:
-        from fxmem.planning.text import list_plan_blocks
+        from fxmem.planning.plan_blocks import list_plan_blocks
 
         return list_plan_blocks(self)
 
@@ -318,7 +318,7 @@ class Front(Result, tuple[Plan, ...]):
         return f"Front(<{len(self)} plans>, peak_bytes=<{ends}>)"
 
     def list_blocks(self) -> list[Block]:
-        from fxmem.planning.text import list_front_blocks
+        from fxmem.planning.plan_blocks import list_front_blocks
 
         return list_front_blocks(self)
 

@@ -19,12 +19,12 @@ from benchmarks.cuda_cases import CUDA_CASES
 from benchmarks.published.page import list_recorded_rows
 from fxmem import analyze
 from fxmem.analysis import Analysis
-from fxmem.batching.record import MaxBatch
+from fxmem.batching.largest import MaxBatch
 from fxmem.cli import COMMANDS, _build_parser
 from fxmem.comparison.changes import Change
 from fxmem.comparison.comparison import Comparison
 from fxmem.finding import Finding
-from fxmem.fitting.record import Fitting, MeshFit
+from fxmem.fitting.meshes import Fitting, MeshFit
 from fxmem.gpus import CONTEXT_BYTES, GPUS, NCCL_BYTES
 from fxmem.graph import Category, Phase
 from fxmem.kernels.cuda.gpu import Gpu, use_gpu

@@ -21,9 +21,9 @@ from fxmem.cli import main
 from fxmem.errors import InfeasibleError, UsageError
 from fxmem.parallelism.checkpointing import checkpoint_blocks
 from fxmem.parallelism.wrapping import shard_blocks
+from fxmem.planning.plan_blocks import list_way_blocks
 from fxmem.planning.planner import find_front
 from fxmem.planning.strategies.problem import Goal
-from fxmem.planning.text import list_way_blocks
 from fxmem.report.blocks import render_text
 
 pytestmark = pytest.mark.skipif(

@@ -14,7 +14,7 @@ from hand_made import make_analysis
 from hand_made_plans import make_front, make_plan, make_verification
 
 import fxmem
-from fxmem.batching.record import MaxBatch
+from fxmem.batching.largest import MaxBatch
 from fxmem.planning.plan import Front, Plan
 from fxmem.report.graph import engine
 

@@ -16,7 +16,7 @@ from fxmem.finding import Finding
 from fxmem.graph import Phase, SourceLocation
 from fxmem.memory.liveness import Peak
 from fxmem.planning.plan import Front, Limit, LimitKind, Plan
-from fxmem.planning.text import LimitBytes, list_advice_blocks
+from fxmem.planning.plan_blocks import LimitBytes, list_advice_blocks
 from fxmem.report.blocks import render_text
 from fxmem.report.tables import measure_width
 from fxmem.report.text import write_subject

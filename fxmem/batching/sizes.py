@@ -18,7 +18,7 @@ from torch import nn
 
 from fxmem.analysis import Analysis
 from fxmem.analyzing import analyze
-from fxmem.batching.record import MaxBatch
+from fxmem.batching.largest import MaxBatch
 from fxmem.errors import TraceError, UsageError
 from fxmem.gpus import find_gpu
 from fxmem.loading.axes import find_axis, resize_inputs

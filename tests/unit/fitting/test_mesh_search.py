@@ -11,8 +11,8 @@ from torch import nn
 
 import fxmem
 from fxmem.errors import TraceError, UsageError
-from fxmem.fitting.record import Place
-from fxmem.fitting.search import Search
+from fxmem.fitting.mesh_search import Search
+from fxmem.fitting.meshes import Place
 from fxmem.parallelism.layout import Knobs, Tuned
 
 WIDTH = 64

@@ -21,7 +21,7 @@ from torch import nn
 from fxmem.analysis import Analysis
 from fxmem.analyzing import analyze
 from fxmem.errors import TraceError, UsageError
-from fxmem.fitting.record import Fitting, MeshFit, Place
+from fxmem.fitting.meshes import Fitting, MeshFit, Place
 from fxmem.graph import Operation
 from fxmem.loading.importing import read_files_once
 from fxmem.memory.interpolation import describe_structure, interpolate_graph

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxmem
-from fxmem.batching.search import resolve_margin
+from fxmem.batching.sizes import resolve_margin
 from fxmem.gpus import CONTEXT_BYTES
 from fxmem.memory.interpolation import describe_structure, interpolate_graph
 from fxmem.planning.outcome import find_shortage
