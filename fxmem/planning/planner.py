@@ -16,13 +16,18 @@ from fxmem.memory.timeline import build_timeline
 from fxmem.planning.deletion import apply_deletions, find_deletions
 from fxmem.planning.inplace.forms import NODE, find_overwriting
 from fxmem.planning.inplace.inplace_changes import apply_inplace, find_inplace
-from fxmem.planning.last_micro_batch import take_last_micro_batch
 from fxmem.planning.model.index import build_index
 from fxmem.planning.model.limits import name_spans
 from fxmem.planning.model.score import Scorer
 from fxmem.planning.model.segment_ranges import nest_spans
 from fxmem.planning.model.simulate import build_graph, simulate_segments
-from fxmem.planning.outcome import find_shortage, locate_segments, measure_graph, measure_plan
+from fxmem.planning.outcome import (
+    find_shortage,
+    locate_segments,
+    measure_graph,
+    measure_plan,
+    take_last_micro_batch,
+)
 from fxmem.planning.plan import MODULES, Front, Plan, fingerprint_graph
 from fxmem.planning.prepared_step import (
     PlanningStep,

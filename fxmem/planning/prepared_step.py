@@ -10,12 +10,12 @@ from fxmem.analysis import Analysis
 from fxmem.errors import UsageError
 from fxmem.graph import Phase
 from fxmem.memory.allocator.settings import AllocatorSettings
-from fxmem.planning.last_micro_batch import repeat_flops, take_last_micro_batch
 from fxmem.planning.model.costs import find_roofline, price_operations, price_run
 from fxmem.planning.model.index import StepIndex, build_index, is_batch_norm
 from fxmem.planning.model.limits import Limits, ModuleChoice, find_limits, list_calls, list_modules
 from fxmem.planning.model.recomputation import iterate_runs, plan_runs
 from fxmem.planning.model.segment_ranges import SegmentRange, Span
+from fxmem.planning.outcome import repeat_flops, take_last_micro_batch
 from fxmem.planning.plan import (
     GRAPH,
     MODULES,

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 import fxmem
 from fxmem.graph import MemoryGraph
 from fxmem.memory.allocation import trace_blocks
-from fxmem.planning.last_micro_batch import take_last_micro_batch
 from fxmem.planning.model.index import build_index
 from fxmem.planning.model.simulate import build_graph, simulate_segments
-from fxmem.planning.outcome import trace_plan
+from fxmem.planning.outcome import take_last_micro_batch, trace_plan
 
 INPUT = "256x32"
 
