@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Mapping
+from inspect import signature
 from typing import Any, TypeVar, overload
 
 import torch
@@ -20,9 +21,9 @@ from fxmem.applying.planned_model import find_original, run_by_plan
 from fxmem.errors import UsageError
 from fxmem.gpus import find_gpu
 from fxmem.planning.plan import Plan
-from fxmem.planning.strategies.problem import Strategy
 from fxmem.units import resolve_bytes
 
+_LIMITS = ("budget", "max_overhead", "max_overhead_flops")
 PlanModel = Callable[[nn.Module, Any, Any], nn.Module]
 """Takes a model and a step's inputs, positional and by name; returns what runs in its place."""
 _Makes = TypeVar("_Makes", bound="Callable[..., nn.Module]")
@@ -40,15 +41,6 @@ def auto(
     model: Any = None,
     args: Any = None,
     kwargs: Mapping[str, Any] | None = None,
-    *,
-    budget: str | float | None = None,
-    max_overhead: float | None = None,
-    max_overhead_flops: float | None = None,
-    style: str | None = None,
-    time_limit_s: float | None = None,
-    strategy: str | Strategy | None = None,
-    device: str = "cuda",
-    gpu: str | None = None,
     **options: Any,
 ) -> Any:
     """Makes a model's training step keep a limit: analyses, plans and applies.
@@ -61,18 +53,9 @@ def auto(
             plan themselves. None returns a decorator.
         args: Inputs as for :func:`fxmem.analyze`; None, without keyword inputs, waits for a step.
         kwargs: Keyword inputs, of the same kinds.
-        budget: Most memory of the step, as for :func:`fxmem.plan`. Without any limit it is the
-            whole memory of ``gpu``, or else of this machine's CUDA device. CUDA's context, and
-            memory that the allocator cannot use, come on top of the step.
-        max_overhead: As for :func:`fxmem.plan`.
-        max_overhead_flops: As for :func:`fxmem.plan`.
-        style: As for :func:`fxmem.plan`.
-        time_limit_s: As for :func:`fxmem.plan`.
-        strategy: As for :func:`fxmem.plan`.
-        device: As for :func:`fxmem.analyze`.
-        gpu: As for :func:`fxmem.analyze`.
-        options: Other arguments of :func:`fxmem.analyze` for a training step: ``optimizer``,
-            ``loss``, ``autocast``, ``alloc_conf``, ...
+        options: Those of :func:`fxmem.plan` and, for a training step, of :func:`fxmem.analyze`.
+            Without a limit, ``budget`` is the whole memory of ``gpu``, or else of this machine's
+            CUDA device. CUDA's context, and memory that the allocator cannot use, come on top.
 
     Returns:
         With inputs, what :func:`fxmem.apply` returns, or the model itself where its step keeps
@@ -92,17 +75,12 @@ def auto(
     >>> planned.plan.baseline_peak_bytes > 9 * 2**20 > 6 * 2**20 >= planned.plan.peak_bytes
     True
     """
-    search = {"style": style, "time_limit_s": time_limit_s, "strategy": strategy}
-    given = {
-        "budget": budget,
-        "max_overhead": max_overhead,
-        "max_overhead_flops": max_overhead_flops,
-    }
-    limits = {name: value for name, value in given.items() if value is not None}
+    planning = {name: options.pop(name) for name in signature(plan).parameters if name in options}
+    limits = [name for name in _LIMITS if planning.get(name) is not None]
     if len(limits) > 1:
         raise UsageError(f"{' and '.join(limits)} are two limits", hint="give one of them")
-    planning = {**search, **(limits or {"budget": _find_memory(gpu, device)})}
-    options |= {"device": device, "gpu": gpu}
+    if not limits:
+        planning["budget"] = _find_memory(**options)
     plan_step = functools.partial(_plan_step, planning, options)
     if model is None:
         return functools.partial(_plan_lazily, plan_step)
@@ -111,7 +89,7 @@ def auto(
     return plan_step(model, args, kwargs)
 
 
-def _find_memory(gpu: str | None, device: str) -> int:
+def _find_memory(gpu: str | None = None, device: str = "cuda", **_: Any) -> int:
     """Finds the memory of the GPU that is named, or of this machine's."""
     if gpu is not None:
         return find_gpu(gpu).capacity_bytes
