@@ -96,15 +96,10 @@ class Chain:
     output_bytes: int = 0  # what the last stage hands over; the loss
     gradient_bytes: int = 0  # the gradient of that, there from the end of forward
 
-    @property
-    def boundary_bytes(self) -> tuple[int, ...]:
-        """Bytes that cross each boundary: the input of each stage, and the output."""
-        return (*(stage.input_bytes for stage in self.stages), self.output_bytes)
-
-    @property
-    def boundary_gradient_bytes(self) -> tuple[int, ...]:
-        """The gradients that cross each boundary in backward."""
-        return (*(stage.gradient_bytes for stage in self.stages), self.gradient_bytes)
+    def list_crossing(self) -> tuple[list[int], list[int]]:
+        """Lists the bytes that cross each boundary in forward, and their gradients in backward."""
+        inputs = [*(stage.input_bytes for stage in self.stages), self.output_bytes]
+        return inputs, [*(stage.gradient_bytes for stage in self.stages), self.gradient_bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +143,7 @@ def measure_kept(chain: Chain) -> int:
     >>> measure_kept(Chain((stage, stage)))
     22
     """
-    stages, gradients = chain.stages, chain.boundary_gradient_bytes
+    stages, (_, gradients) = chain.stages, chain.list_crossing()
     chosen = [stages[kept.stage].options[kept.option] for kept in keep_stages(chain)]
     live, peak = stages[0].input_bytes, 0
     for option in chosen:
@@ -225,8 +220,8 @@ def solve_chain(
 def _list_entries(chain: Chain) -> _AllEntries:
     """Lists what stages ``s..t`` can begin with, for all ``s <= t``."""
     stages = chain.stages
-    sizes = np.array(chain.boundary_bytes, np.int64)
-    gradients = chain.boundary_gradient_bytes
+    inputs, gradients = chain.list_crossing()
+    sizes = np.array(inputs, np.int64)
     peaks = sizes[:-1] + sizes[1:] + [stage.forward_peak_bytes for stage in stages]
     costs = np.cumsum([0.0, *(stage.cost for stage in stages)])
     found = {}
@@ -287,7 +282,7 @@ def _fill_table(
 
     count = len(chain.stages)
     memory = np.arange(slots + 1)
-    inputs = round_sizes(np.array(chain.boundary_bytes, np.int64))
+    inputs = round_sizes(np.array(chain.list_crossing()[0], np.int64))
     table = np.full((count + 1, count, slots + 1), np.inf)
     for last in range(count):
         table[last + 1, last] = 0
