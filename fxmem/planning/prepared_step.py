@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fxmem.analysis import Analysis
@@ -95,15 +95,23 @@ def prepare_step(analysis: Analysis, style: str | None = None) -> PlanningStep:
             for fqn, reason in obstacles.items()
         ]
     else:
-        modules, reported = list_calls(index, limits), _report_nodes(index, limits)
-    costs_s = price_step(analysis)
+        modules, nodes = list_calls(index, limits), index.graph.nodes
+        reasons = {
+            **{at: (LimitKind.BEGIN, reason) for at, reason in limits.starts.items()},
+            **{at: (LimitKind.RECOMPUTE, reason) for at, reason in limits.fixed.items()},
+        }
+        reported = [
+            Limit(nodes[at].name, *reasons[at], nodes[at].fqn, nodes[at].source)
+            for at in sorted(reasons)
+        ]
+    costs_s, run_s, step_flops = price_step(analysis)
     return PlanningStep(
         index=index,
         limits=limits,
         costs_s=costs_s,
         step_s=sum(costs_s),
-        run_s=_price_run(analysis, costs_s),
-        step_flops=sum(operation.flops for operation in index.graph.operations),
+        run_s=run_s,
+        step_flops=step_flops,
         requested=requested,
         settings=analysis.settings,
         modules=modules,
@@ -146,33 +154,22 @@ def _resolve_style(analysis: Analysis, style: str | None) -> str:
     return style
 
 
-def _report_nodes(index: StepIndex, limits: Limits) -> list[Limit]:
-    nodes = index.graph.nodes
-    reasons = {
-        **{at: (LimitKind.BEGIN, reason) for at, reason in limits.starts.items()},
-        **{at: (LimitKind.RECOMPUTE, reason) for at, reason in limits.fixed.items()},
-    }
-    return [
-        Limit(nodes[at].name, *reasons[at], nodes[at].fqn, nodes[at].source)
-        for at in sorted(reasons)
-    ]
+def price_step(analysis: Analysis) -> tuple[tuple[float, ...], float, int]:
+    """Prices a step; of several micro-batches, all.
 
-
-def price_step(analysis: Analysis) -> tuple[float, ...]:
-    """Prices the operations of a step in seconds; of several micro-batches, of them all."""
-    part, times = take_last_micro_batch(analysis), analysis.setup.loop.accumulate
-    costs_s = price_operations(part.graph, find_roofline(analysis.setup.device, analysis.gpu))
-    return tuple(
-        cost if operation.phase is Phase.OPTIMIZER else times * cost
-        for cost, operation in zip(costs_s, part.graph.operations, strict=True)
-    )
-
-
-def _price_run(analysis: Analysis, costs_s: Sequence[float]) -> float:
-    """Prices a run of a segment beside its operations, in seconds; of all micro-batches."""
+    Returns:
+        Seconds of each operation, seconds of each run of a segment beside its operations, and the
+        step's FLOPs.
+    """
     times = analysis.setup.loop.accumulate
+    graph = take_last_micro_batch(analysis).graph
     roofline = find_roofline(analysis.setup.device, analysis.gpu)
-    return times * price_run(roofline, times * len(costs_s), sum(costs_s))
+    costs_s = tuple(
+        cost if operation.phase is Phase.OPTIMIZER else times * cost
+        for cost, operation in zip(price_operations(graph, roofline), graph.operations, strict=True)
+    )
+    run_s = times * price_run(roofline, times * len(costs_s), sum(costs_s))
+    return costs_s, run_s, sum(o.flops for o in repeat_flops(graph, times).operations)
 
 
 def price_change(analysis: Analysis, changed: Analysis, runs: int = 0) -> tuple[float, float]:
@@ -183,15 +180,10 @@ def price_change(analysis: Analysis, changed: Analysis, runs: int = 0) -> tuple[
         changed: Of the same step with checkpoints.
         runs: How many segments of a plan run again.
     """
-    costs_s = price_step(analysis)
-    seconds = sum(price_step(changed)) + runs * _price_run(analysis, costs_s)
-    flops = _count_flops(analysis)
-    return seconds / (sum(costs_s) or 1.0) - 1, _count_flops(changed) / (flops or 1) - 1
-
-
-def _count_flops(analysis: Analysis) -> int:
-    graph = repeat_flops(take_last_micro_batch(analysis).graph, analysis.setup.loop.accumulate)
-    return sum(operation.flops for operation in graph.operations)
+    costs_s, run_s, flops = price_step(analysis)
+    changed_s, _, changed_flops = price_step(changed)
+    seconds = sum(changed_s) + runs * run_s
+    return seconds / (sum(costs_s) or 1.0) - 1, changed_flops / (flops or 1) - 1
 
 
 def check_analysis(analysis: object) -> None:
