@@ -229,7 +229,7 @@ def find_rotor_schedules(chain: Chain) -> list[Schedule]:
     budgets = [int(most * (least / most) ** (i / (ROTOR_BUDGETS - 1))) for i in steps]
     budgets[-1] = least
     found = dict.fromkeys(solve_chain(chain, budgets))
-    return [schedule for schedule in found if schedule not in (None, kept)]
+    return [schedule for schedule in found if schedule != kept]
 
 
 def list_rotor(model: Any, x: Tensor) -> Iterator[tuple[str, Prepare]]:

@@ -41,9 +41,7 @@ def _solve(staged: StagedStep) -> Iterator[Segments]:
     least, most = find_least_memory(staged.chain), measure_kept(staged.chain)
     # Closer to each other where memory is scarce.
     budgets = [least + round((most - least) * (at / _BUDGETS) ** 1.5) for at in range(_BUDGETS)]
-    for schedule in solve_chain(staged.chain, budgets):
-        if schedule is not None:
-            yield staged.list_segments(schedule)
+    return map(staged.list_segments, solve_chain(staged.chain, budgets))
 
 
 def search(problem: PlanProblem) -> Iterator[Segments]:

@@ -183,30 +183,27 @@ def find_least_memory(chain: Chain) -> int:
 
 def solve_chain(
     chain: Chain, budgets: Sequence[int], slots: int = DEFAULT_SLOTS
-) -> tuple[Schedule | None, ...]:
+) -> tuple[Schedule, ...]:
     """Finds the cheapest schedules under some budgets.
 
     Tables are shared by the budgets within a factor of two of each other; each takes time in
     ``slots * stages ** 3``. With a slot of one byte, schedules are exactly optimal.
 
-    Budgets are bytes, the chain's input and ``held_bytes`` included; where no schedule fits one,
-    it has None.
+    Budgets are bytes, the chain's input and ``held_bytes`` included, and at least what
+    :func:`find_least_memory` finds.
 
     >>> keep = (StageOption(saved_bytes=10),)
     >>> chain = Chain((Stage(1, 1, 3.0, keep), Stage(1, 1, 5.0, keep)))
-    >>> none, some, all_kept = solve_chain(chain, (12, 13, 22))
-    >>> none, len(some), some[0].stop, all_kept == keep_stages(chain)
-    (None, 2, 1, True)
+    >>> some, all_kept = solve_chain(chain, (13, 22))
+    >>> len(some), some[0].stop, all_kept == keep_stages(chain)
+    (2, 1, True)
     """
     entries = _list_entries(chain)
     least = _find_least(chain, entries)
     held_bytes = chain.stages[0].input_bytes
-    found: dict[int, Schedule | None] = {}
+    found: dict[int, Schedule] = {}
     ceiling, slot_bytes, table = 0, 1, least[..., None]
     for budget in sorted(set(budgets), reverse=True):
-        if budget < least[0, -1] + held_bytes:
-            found[budget] = None
-            continue
         if not ceiling or 2 * budget < ceiling:
             ceiling, slot_bytes = budget, max(1, -(-(budget - held_bytes) // slots))
             size = (budget - held_bytes) // slot_bytes
