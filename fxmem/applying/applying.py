@@ -1,21 +1,24 @@
-"""A plan applied to a model."""
+"""A plan applied to a model; with a plan of its graph, the traced code runs as its forward."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._C._functorch import peek_interpreter_stack
 from torch.utils._pytree import tree_leaves
 
 from fxmem.analysis import Analysis
 from fxmem.analyzing import analyze
-from fxmem.applying.codegen import lay_over_graph
-from fxmem.applying.graph_plans import GraphForward
+from fxmem.applying.codegen import SegmentCodeGen, lay_over_graph
+from fxmem.applying.guard import AttributeGuard, InputGuard, Values
 from fxmem.applying.module_plans import wrap_modules
 from fxmem.applying.planned_model import find_original, make_planned
-from fxmem.applying.size_ranges import find_size_ranges
+from fxmem.applying.runtime import NO_TRANSFORMS, warn_caller
+from fxmem.applying.size_ranges import SizeRange, find_size_ranges
 from fxmem.errors import UsageError
 from fxmem.planning.plan import MODULES, InplaceChange, Plan, Segment, strip_plan
 from fxmem.tracing.conditions import read_autocast_on
@@ -118,3 +121,67 @@ def _trace(model: nn.Module, plan: Plan, args: Any, kwargs: Mapping[str, Any] | 
     analysis = analyze(model, given, kwargs, device="cpu", autocast=autocast, **options)
     plan.check(analysis.graph, "fxmem.plan")
     return analysis
+
+
+class GraphForward:
+    """The graph of a model's forward, which runs with the model's own modules and tensors.
+
+    The model's own ``forward`` runs in the mode that the plan is not for and, with a
+    :class:`fxmem.FxmemWarning`, in calls that differ from the traced one:
+    :mod:`fxmem.applying.guard` has what is compared.
+
+    Attributes:
+        plan: The plan, where :func:`fxmem.apply` was given one.
+        calls: The number of calls that ran by it.
+        code: That of the graph.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        graph: fx.Graph,
+        mode: str = "train",
+        ranges: Sequence[SizeRange] = (),
+        plan: Plan | None = None,
+        values: Values | None = None,
+    ) -> None:
+        self.plan, self.calls = plan, 0
+        self._model, self._graph, self._mode, self._ranges = model, graph, mode, ranges
+        self._inputs = InputGuard(model, graph, ranges)
+        self._attributes = AttributeGuard(model, graph, values)
+        graph.set_codegen(SegmentCodeGen())  # which a pickled graph comes without
+        empty = fx.Graph()
+        empty.output(None)
+        module = fx.GraphModule({}, empty, class_name=type(model).__name__)
+        module.graph = graph
+        self.code: str = module.code
+        self._run: Callable[..., Any] = type(module).forward
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy of the graph does not know the module that it belongs to.
+        graph, values = copy.deepcopy(self._graph), self._attributes.values
+        return GraphForward, (self._model, graph, self._mode, self._ranges, self.plan, values)
+
+    def run(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Runs the graph, or the forward given where a call is not what it was traced for."""
+        values = self._choose_values(args, kwargs)
+        return forward(*args, **kwargs) if values is None else self._run(self._model, *values)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _choose_values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any] | None:
+        """Lists what the graph takes; None where the model's own forward runs."""
+        is_train = self._mode == "train"
+        if self._model.training is not is_train or torch.is_grad_enabled() is not is_train:
+            return None
+        if peek_interpreter_stack() is not None:
+            warn_caller(NO_TRANSFORMS)
+            return None
+        values: list[Any] = []
+        difference = self._attributes.find_difference()
+        if not difference:
+            difference, values = self._inputs.compare(args, kwargs)
+        if difference:
+            warn_caller(f"{difference}: this step runs without the plan")
+            return None
+        self.calls += 1
+        return values

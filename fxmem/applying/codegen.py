@@ -21,12 +21,12 @@ from torch.fx.graph import CodeGen, PythonCode, _format_target, _Namespace
 from torch.fx.node import _get_qualified_name
 
 from fxmem.applying.module_plans import find_holders
-from fxmem.applying.overwriting import (
+from fxmem.applying.runtime import (
+    checkpoint,
     overwrite_by_function,
     overwrite_by_method,
     overwrite_by_module,
 )
-from fxmem.applying.runtime import checkpoint
 from fxmem.errors import UsageError
 from fxmem.planning.inplace.forms import FormKind, OverwritingNode, find_overwriting, find_owners
 from fxmem.planning.plan import InplaceChange, Segment

@@ -1,25 +1,32 @@
-"""Segments that save nothing for backward, which recomputes them: activation checkpoints.
+"""What the code of planned models calls: segments that backward recomputes, and in-place forms.
 
-Segments behave as under ``torch.utils.checkpoint(use_reentrant=False)``, at a fraction of its
-cost (``benchmarks/overhead.py``). In the first run, hooks give autograd an empty slot in the place
-of each tensor that it saves. When backward asks for the first one, the segment runs again, stops
-once as many tensors were saved as in the first run, and so fills the slots that are still there. A
-slot gives its tensor away once: memory is freed as backward proceeds. Beyond PyTorch's: batch
-statistics are counted once, random states are kept only where the segment draws, and parameters
-that change between the two runs are an error rather than wrong gradients.
+Segments are activation checkpoints and behave as under
+``torch.utils.checkpoint(use_reentrant=False)``, at a fraction of its cost
+(``benchmarks/overhead.py``). In the first run, hooks give autograd an empty slot in the place of
+each tensor that it saves. When backward asks for the first one, the segment runs again, stops once
+as many tensors were saved as in the first run, and so fills the slots that are still there. A slot
+gives its tensor away once: memory is freed as backward proceeds. Beyond PyTorch's: batch statistics
+are counted once, random states are kept only where the segment draws, and parameters that change
+between the two runs are an error rather than wrong gradients.
 
 Source: ``torch/utils/checkpoint.py``, ``_CheckpointFrame`` and its hooks.
+
+A plan of inference is applied to calls with the dtypes that it was made for, and its guard sees to
+hooks that came later. Where the result would be larger than the value, or with gradients, the plain
+form runs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -27,6 +34,7 @@ from torch import Tensor, nn
 from torch._C import _autograd, _is_any_autocast_enabled
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional as F
 
 from fxmem.errors import FxmemWarning, UsageError
 from fxmem.tracing import tracer
@@ -223,3 +231,51 @@ def warn_caller(message: str) -> None:
         frame.f_globals.get("__name__", ""),
         frame.f_globals.setdefault("__warningregistry__", {}),
     )
+
+
+def overwrite_by_method(name: str, value: Tensor, /, *args: Any, **kwargs: Any) -> Any:
+    """Calls a method of a tensor that ends in ``_``, or the one without it.
+
+    >>> x = torch.ones(2, 1)
+    >>> with torch.no_grad():
+    ...     overwrite_by_method("add_", x, 1.0) is x
+    ...     overwrite_by_method("add_", x, torch.ones(3)).shape
+    True
+    torch.Size([2, 3])
+    """
+    broadcast: Any = torch.broadcast_shapes
+    others = [other.shape for other in (*args, *kwargs.values()) if isinstance(other, Tensor)]
+    fits = _may_overwrite() and broadcast(value.shape, *others) == value.shape
+    return getattr(value, name if fits else name[:-1])(*args, **kwargs)
+
+
+def overwrite_by_function(name: str, /, *args: Any, **kwargs: Any) -> Any:
+    """Calls a function of ``torch.nn.functional`` with ``inplace=True``, or without."""
+    function = getattr(F, name)
+    if "train" in kwargs:  # as torch.dropout calls it
+        kwargs["training"] = kwargs.pop("train")
+    given = inspect.signature(function).bind(*args, **kwargs).arguments
+    given["inplace"] = _may_overwrite()
+    return function(**given)
+
+
+def overwrite_by_module(module: nn.Module, value: Tensor) -> Any:
+    """Runs an activation or a dropout as if it were made with ``inplace=True``.
+
+    >>> x = torch.tensor([-1.0, 2.0])
+    >>> with torch.no_grad():
+    ...     overwrite_by_module(nn.ReLU(), x) is x, x
+    (True, tensor([0., 2.]))
+    """
+    kind = type(module)
+    if getattr(nn, kind.__name__, None) is not kind or not _may_overwrite():
+        return module(value)
+    if isinstance(module, nn.Sigmoid | nn.Tanh):
+        return value.sigmoid_() if isinstance(module, nn.Sigmoid) else value.tanh_()
+    settings = {key: held for key, held in vars(module).items() if not key.startswith("_")}
+    changed: Any = SimpleNamespace(**{**settings, "inplace": True})
+    return kind.forward(changed, value)
+
+
+def _may_overwrite() -> bool:
+    return not (torch.is_grad_enabled() or torch.compiler.is_compiling())  # which decides itself

@@ -13,7 +13,7 @@ from steps import are_equal, take_step
 from trials import try_examples
 
 import fxmem
-from fxmem.applying import overwriting
+from fxmem.applying import runtime
 from fxmem.applying.applying import build_module
 from fxmem.memory.timeline import build_timeline
 from fxmem.planning.inplace.inplace_changes import apply_inplace, find_inplace
@@ -55,5 +55,5 @@ def test_results_and_gradients_stay_the_same(train: bool, program: Program) -> N
     assume(runs(program))
     with pytest.MonkeyPatch.context() as patch:
         # In training that is for the user's own code to do, and plans do not.
-        patch.setattr(overwriting, "_may_overwrite", lambda: True)
+        patch.setattr(runtime, "_may_overwrite", lambda: True)
         check_changes(program, train=train)

@@ -1,1 +1,1 @@
-"""Strategies that propose segments for plans, one a file; `builtin.py` names them."""
+"""Strategies that propose segments for plans; `builtin.py` names them."""

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import fxmem
 from fxmem.applying.applying import build_module
-from fxmem.applying.overwriting import (
+from fxmem.applying.runtime import (
     overwrite_by_function,
     overwrite_by_method,
     overwrite_by_module,

@@ -17,8 +17,8 @@ from fxmem.planning.model.limits import ModuleChoice, find_limits, list_modules
 from fxmem.planning.model.score import Scorer
 from fxmem.planning.model.segment_ranges import nest_spans
 from fxmem.planning.plan import LimitKind
+from fxmem.planning.strategies.builtin import choose_modules
 from fxmem.planning.strategies.problem import PlanProblem, run_strategy
-from fxmem.planning.strategies.whole_modules import choose_modules
 
 
 class Mlp(nn.Module):
