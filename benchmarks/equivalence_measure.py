@@ -15,7 +15,7 @@ import fxmem
 from benchmarks.cases import SEED, Case
 from fxmem.errors import FxmemWarning, summarize_error
 from fxmem.planning.model.limits import name_spans
-from fxmem.planning.model.segment_ranges import SegmentRange, iterate_segments, nest_spans
+from fxmem.planning.model.recomputation import SegmentRange, iterate_segments, nest_spans
 from fxmem.planning.model.simulate import simulate_segments
 from fxmem.planning.plan import GRAPH, MODULES
 from fxmem.planning.prepared_step import PlanningStep, describe_segments, prepare_step

@@ -15,8 +15,7 @@ from fxmem.analysis import Analysis
 from fxmem.analyzing import analyze
 from fxmem.applying.codegen import SegmentCodeGen, lay_over_graph
 from fxmem.applying.guard import AttributeGuard, InputGuard, Values
-from fxmem.applying.module_plans import wrap_modules
-from fxmem.applying.planned_model import find_original, make_planned
+from fxmem.applying.planned_model import find_original, make_planned, wrap_modules
 from fxmem.applying.runtime import NO_TRANSFORMS, warn_caller
 from fxmem.applying.size_ranges import SizeRange, find_size_ranges
 from fxmem.errors import UsageError
@@ -129,11 +128,6 @@ class GraphForward:
     The model's own ``forward`` runs in the mode that the plan is not for and, with a
     :class:`fxmem.FxmemWarning`, in calls that differ from the traced one:
     :mod:`fxmem.applying.guard` has what is compared.
-
-    Attributes:
-        plan: The plan, where :func:`fxmem.apply` was given one.
-        calls: The number of calls that ran by it.
-        code: That of the graph.
     """
 
     def __init__(

@@ -38,10 +38,7 @@ def auto(model: _Makes, **options: Any) -> _Makes: ...
 @overload
 def auto(**options: Any) -> Callable[[_Makes], _Makes]: ...
 def auto(
-    model: Any = None,
-    args: Any = None,
-    kwargs: Mapping[str, Any] | None = None,
-    **options: Any,
+    model: Any = None, args: Any = None, kwargs: Mapping[str, Any] | None = None, **options: Any
 ) -> Any:
     """Makes a model's training step keep a limit: analyses, plans and applies.
 

@@ -20,7 +20,7 @@ from torch import fx, nn
 from torch.fx.graph import CodeGen, PythonCode, _format_target, _Namespace
 from torch.fx.node import _get_qualified_name
 
-from fxmem.applying.module_plans import find_holders
+from fxmem.applying.planned_model import find_holders
 from fxmem.applying.runtime import (
     checkpoint,
     overwrite_by_function,

@@ -22,7 +22,7 @@ from fxmem.errors import FxmemError, InfeasibleError, UsageError
 from fxmem.graph import Category
 from fxmem.parallelism.checkpointing import checkpoint_blocks, find_blocks
 from fxmem.parallelism.wrapping import parallelize_model
-from fxmem.planning.model.segment_ranges import iterate_segments
+from fxmem.planning.model.recomputation import iterate_segments
 from fxmem.planning.plan import MODULES, CheckpointPrice, Front, Plan
 from fxmem.planning.planner import (
     find_front,

@@ -222,23 +222,14 @@ def resolve_margin(margin: str | float, memory_bytes: int) -> int:
 
 @dataclass
 class Sizes:
-    """The sizes along an axis that were analysed, and the ones that the model refuses.
+    """The sizes along an axis that were analysed, and the ones that the model refuses."""
 
-    Attributes:
-        make: Analyses the step of a size.
-        start: The size of the inputs that were given.
-        unit: The distance of sizes that the model takes, as far as that is known.
-        is_unit_known: Whether it is.
-        analyses: By size.
-        refused: Why the model cannot run with a size, by size.
-    """
-
-    make: Callable[[int], Analysis]
-    start: int
-    unit: int
+    make: Callable[[int], Analysis]  # analyses the step of a size
+    start: int  # the size of the inputs that were given
+    unit: int  # the distance of sizes that the model takes, as far as that is known
     is_unit_known: bool
-    analyses: dict[int, Analysis] = field(default_factory=dict)
-    refused: dict[int, str] = field(default_factory=dict)
+    analyses: dict[int, Analysis] = field(default_factory=dict)  # by size
+    refused: dict[int, str] = field(default_factory=dict)  # why the model cannot run, by size
 
     def analyze(self, size: int) -> Analysis:
         """Analyses a size; the user hears what there is to say about the step once."""

@@ -88,8 +88,7 @@ def fit(
         raise UsageError("a mesh without a function", hint="parallelize=function")
     if mixed_precision is not None and parallelize not in (None, "fsdp", "ddp"):
         raise UsageError(
-            "mixed_precision is for fsdp and ddp",
-            hint="set MixedPrecisionPolicy in the function",
+            "mixed_precision is for fsdp and ddp", hint="set MixedPrecisionPolicy in the function"
         )
     dtype = resolve_dtype(mixed_precision)
 
@@ -151,22 +150,15 @@ def _list_shapes(mesh: Mapping[str, int | None], gpus: int, per_node: int) -> It
 
 @dataclass
 class Search:
-    """Steps that were recorded on meshes, and those computed from them.
-
-    Attributes:
-        record: Records the step at a place with knobs.
-        gpus_per_node: How many consecutive ranks share a node.
-        recorded: Analyses that were recorded.
-        computed: Analyses that were computed from them.
-        refused: Errors of places where the model cannot be laid out.
-        failed: Most shards with which the step does not fit, by knobs: nor does it with fewer.
-    """
+    """Steps that were recorded on meshes, and those computed from them."""
 
     record: Callable[[Place, Knobs], Analysis]
-    gpus_per_node: int
+    gpus_per_node: int  # how many consecutive ranks share a node
     recorded: dict[tuple[Place, Knobs], Analysis] = field(default_factory=dict)
     computed: dict[tuple[Place, Knobs], Analysis] = field(default_factory=dict)
+    # errors of places where the model cannot be laid out
     refused: dict[Place, TraceError] = field(default_factory=dict)
+    # most shards with which the step does not fit, by knobs: nor does it with fewer
     failed: dict[Knobs, int] = field(default_factory=dict)
 
     def search_shards(self, gpus: int, dtype: str | None) -> list[MeshFit]:

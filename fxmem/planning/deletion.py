@@ -74,8 +74,7 @@ def apply_deletions(graph: MemoryGraph, points: Iterable[DelPoint]) -> MemoryGra
         for storage, change in changes.items()
     }
     return replace(
-        graph,
-        storages=tuple(replace(s, died=died.get(s.index, s.died)) for s in graph.storages),
+        graph, storages=tuple(replace(s, died=died.get(s.index, s.died)) for s in graph.storages)
     )
 
 

@@ -18,7 +18,7 @@ from fxmem.memory.allocation import measure_allocation, run_on_device
 from fxmem.memory.timeline import build_timeline
 from fxmem.planning.inplace.inplace_changes import apply_inplace
 from fxmem.planning.model.index import StepIndex, build_index
-from fxmem.planning.model.segment_ranges import SegmentRange
+from fxmem.planning.model.recomputation import SegmentRange
 from fxmem.planning.model.simulate import Simulation, build_graph, simulate_segments
 from fxmem.planning.plan import MODULES, Plan, Segment
 from fxmem.units import format_bytes

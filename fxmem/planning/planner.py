@@ -18,8 +18,8 @@ from fxmem.planning.inplace.forms import NODE, find_overwriting
 from fxmem.planning.inplace.inplace_changes import apply_inplace, find_inplace
 from fxmem.planning.model.index import build_index
 from fxmem.planning.model.limits import name_spans
+from fxmem.planning.model.recomputation import nest_spans
 from fxmem.planning.model.score import Scorer
-from fxmem.planning.model.segment_ranges import nest_spans
 from fxmem.planning.model.simulate import build_graph, simulate_segments
 from fxmem.planning.outcome import (
     find_shortage,
@@ -333,11 +333,6 @@ def _describe(
             saving_bytes = without[0] - candidate.peak_bytes
         seconds, flops = step.price_segments([ranges[at]])
         segments.append(
-            replace(
-                segment,
-                saving_bytes=saving_bytes,
-                recompute_s=seconds,
-                recompute_flops=flops,
-            )
+            replace(segment, saving_bytes=saving_bytes, recompute_s=seconds, recompute_flops=flops)
         )
     return replace(measured, segments=tuple(segments), lower_bound_overhead=bound)

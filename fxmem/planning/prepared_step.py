@@ -13,8 +13,7 @@ from fxmem.memory.allocator.settings import AllocatorSettings
 from fxmem.planning.model.costs import find_roofline, price_operations, price_run
 from fxmem.planning.model.index import StepIndex, build_index, is_batch_norm
 from fxmem.planning.model.limits import Limits, ModuleChoice, find_limits, list_calls, list_modules
-from fxmem.planning.model.recomputation import iterate_runs, plan_runs
-from fxmem.planning.model.segment_ranges import SegmentRange, Span
+from fxmem.planning.model.recomputation import SegmentRange, Span, iterate_runs, plan_runs
 from fxmem.planning.outcome import repeat_flops, take_last_micro_batch
 from fxmem.planning.plan import (
     GRAPH,

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from fxmem.graph import Node, is_installed
 from fxmem.planning.inplace.forms import COMMUTATIVE, FormKind, read_form
-from fxmem.planning.model.segment_ranges import iterate_segments
+from fxmem.planning.model.recomputation import iterate_segments
 from fxmem.planning.plan import DelPoint, InplaceChange, Plan, Segment
 from fxmem.report.blocks import Listing
 

@@ -13,7 +13,7 @@ from fxmem.applying.applying import build_module
 from fxmem.graph import MemoryGraph, Phase
 from fxmem.memory.timeline import build_timeline
 from fxmem.planning.model.index import build_index
-from fxmem.planning.model.segment_ranges import SegmentRange
+from fxmem.planning.model.recomputation import SegmentRange
 from fxmem.planning.model.simulate import build_graph, simulate_segments
 from fxmem.planning.prepared_step import describe_segments
 

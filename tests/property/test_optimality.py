@@ -17,8 +17,8 @@ from fxmem import analyze
 from fxmem.planning.model.costs import CPU_ROOFLINE, price_operations
 from fxmem.planning.model.index import StepIndex, build_index
 from fxmem.planning.model.limits import find_limits
+from fxmem.planning.model.recomputation import SegmentRange
 from fxmem.planning.model.score import Scorer
-from fxmem.planning.model.segment_ranges import SegmentRange
 from fxmem.planning.strategies.bound import bound_cost
 from fxmem.planning.strategies.builtin import search
 from fxmem.planning.strategies.problem import Candidate, PlanProblem, prune, run_strategy

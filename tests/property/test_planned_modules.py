@@ -21,7 +21,7 @@ from fxmem.applying.applying import build_module
 from fxmem.memory.timeline import build_timeline
 from fxmem.planning.model.index import StepIndex, build_index
 from fxmem.planning.model.limits import find_limits
-from fxmem.planning.model.segment_ranges import SegmentRange, iterate_segments
+from fxmem.planning.model.recomputation import SegmentRange, iterate_segments
 from fxmem.planning.model.simulate import simulate_segments
 from fxmem.planning.prepared_step import describe_segments
 

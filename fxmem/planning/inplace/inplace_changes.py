@@ -16,15 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from fxmem.graph import (
-    RESIDENT,
-    Category,
-    MemoryGraph,
-    Node,
-    Operation,
-    Phase,
-    Storage,
-)
+from fxmem.graph import RESIDENT, Category, MemoryGraph, Node, Operation, Phase, Storage
 from fxmem.memory.timeline import build_timeline, measure_fall
 from fxmem.planning.inplace.forms import COMMUTATIVE_OPERATORS, find_form, may_return_input
 from fxmem.planning.model.index import StepIndex

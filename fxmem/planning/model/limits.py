@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from fxmem.graph import RESIDENT, Category, Effect, ModuleCall
 from fxmem.planning.model.index import StepIndex, is_batch_norm
-from fxmem.planning.model.segment_ranges import SegmentRange, Span, iterate_segments
+from fxmem.planning.model.recomputation import SegmentRange, Span, iterate_segments
 
 _EARLY = "forward runs its backward, which would compute it again before it is over"
 _LATE_FILL = "writes to a tensor after saving it; an early-stopped recomputation would miss it"

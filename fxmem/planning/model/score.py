@@ -20,10 +20,10 @@ from fxmem.planning.model.recomputation import (
     LiveInterval,
     Run,
     SegmentIntervals,
+    SegmentRange,
     iterate_runs,
     plan_runs,
 )
-from fxmem.planning.model.segment_ranges import SegmentRange
 
 Ints = NDArray[np.int64]
 _SPREAD = 1 << 24

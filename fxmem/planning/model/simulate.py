@@ -13,10 +13,10 @@ from fxmem.planning.model.recomputation import (
     LiveInterval,
     Run,
     SegmentIntervals,
+    SegmentRange,
     iterate_runs,
     plan_runs,
 )
-from fxmem.planning.model.segment_ranges import SegmentRange
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 
 from fxmem.errors import UsageError
-from fxmem.planning.model.segment_ranges import Segments, nest_spans
+from fxmem.planning.model.recomputation import Segments, nest_spans
 from fxmem.planning.strategies.chain import find_least_memory, measure_kept, solve_chain
 from fxmem.planning.strategies.problem import (
     Candidate,

@@ -18,14 +18,14 @@ from fxmem.errors import UsageError
 from fxmem.graph import ModuleCall, Node
 from fxmem.planning.model.index import StepIndex
 from fxmem.planning.model.limits import Limits, ModuleChoice
-from fxmem.planning.model.score import Scorer
-from fxmem.planning.model.segment_ranges import (
+from fxmem.planning.model.recomputation import (
     SegmentRange,
     Segments,
     Span,
     iterate_segments,
     nest_spans,
 )
+from fxmem.planning.model.score import Scorer
 from fxmem.planning.plan import Plan
 
 SMALL_STEP_TRIALS = 400  # for each node, in steps so small that there is not more to try

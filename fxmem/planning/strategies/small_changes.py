@@ -9,7 +9,7 @@ from random import Random
 
 from fxmem.planning.model.index import StepIndex
 from fxmem.planning.model.limits import Limits
-from fxmem.planning.model.segment_ranges import SegmentRange, Segments
+from fxmem.planning.model.recomputation import SegmentRange, Segments
 from fxmem.planning.strategies.problem import Goal, PlanProblem
 from fxmem.planning.strategies.stages import list_cuts
 

@@ -17,7 +17,7 @@ from fxmem.graph import RESIDENT, Category, Phase
 from fxmem.memory.timeline import sum_lives
 from fxmem.planning.model.index import StepIndex
 from fxmem.planning.model.limits import Limits
-from fxmem.planning.model.segment_ranges import SegmentRange, Segments
+from fxmem.planning.model.recomputation import SegmentRange, Segments
 from fxmem.planning.model.simulate import Simulation, simulate_segments
 from fxmem.planning.strategies.chain import Chain, Kept, Schedule, Stage, StageOption
 
@@ -300,11 +300,7 @@ def _measure_forward(step: StepIndex, start: int, stop: int) -> int:
 
 
 def _measure_options(
-    step: StepIndex,
-    bounds: _Bounds,
-    simulation: Simulation,
-    costs: Sequence[float],
-    edges: _Edges,
+    step: StepIndex, bounds: _Bounds, simulation: Simulation, costs: Sequence[float], edges: _Edges
 ) -> list[StageOption]:
     stages, forward, backward = _find_spans(step, bounds, simulation)
     live = np.array(simulation.live_bytes, dtype=np.int64)

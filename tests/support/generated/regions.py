@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from fxmem.planning.model.index import StepIndex
 from fxmem.planning.model.limits import Limits, find_limits
-from fxmem.planning.model.segment_ranges import SegmentRange
+from fxmem.planning.model.recomputation import SegmentRange
 
 
 def draw_regions(

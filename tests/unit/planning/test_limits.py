@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import fxmem
 from fxmem.planning.model.index import StepIndex, build_index
 from fxmem.planning.model.limits import Limits, find_limits
-from fxmem.planning.model.segment_ranges import SegmentRange
+from fxmem.planning.model.recomputation import SegmentRange
 
 
 def find(run: Callable[[Running, Tensor], object], **options: object) -> tuple[StepIndex, Limits]:

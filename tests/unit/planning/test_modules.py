@@ -14,8 +14,8 @@ import fxmem
 from fxmem.errors import InfeasibleError, UsageError
 from fxmem.planning.model.index import StepIndex, build_index
 from fxmem.planning.model.limits import ModuleChoice, find_limits, list_modules
+from fxmem.planning.model.recomputation import nest_spans
 from fxmem.planning.model.score import Scorer
-from fxmem.planning.model.segment_ranges import nest_spans
 from fxmem.planning.plan import LimitKind
 from fxmem.planning.strategies.builtin import choose_modules
 from fxmem.planning.strategies.problem import PlanProblem, run_strategy

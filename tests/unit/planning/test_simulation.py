@@ -13,7 +13,7 @@ import fxmem
 from fxmem.applying.applying import build_module
 from fxmem.memory.timeline import build_timeline
 from fxmem.planning.model.index import build_index
-from fxmem.planning.model.segment_ranges import SegmentRange
+from fxmem.planning.model.recomputation import SegmentRange
 from fxmem.planning.model.simulate import simulate_segments
 from fxmem.planning.prepared_step import describe_segments
 

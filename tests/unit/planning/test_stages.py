@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import fxmem
 from fxmem.planning.model.index import StepIndex, build_index
 from fxmem.planning.model.limits import find_limits
-from fxmem.planning.model.segment_ranges import SegmentRange, iterate_segments
+from fxmem.planning.model.recomputation import SegmentRange, iterate_segments
 from fxmem.planning.strategies.chain import Kept, Recomputed
 from fxmem.planning.strategies.stages import (
     cut_step,

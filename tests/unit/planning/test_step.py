@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fxmem
 from fxmem.planning.model.index import StepIndex, build_index
-from fxmem.planning.model.segment_ranges import SegmentRange
+from fxmem.planning.model.recomputation import SegmentRange
 from fxmem.planning.plan import fingerprint_graph
 from fxmem.planning.prepared_step import describe_segments, prepare_step
 
