@@ -174,9 +174,7 @@ def unapply(model: nn.Module) -> nn.Module:
 class LazyForward:
     """The ``forward`` of a model that plans itself, as an attribute of the model.
 
-    Args:
-        model: The model; a copy plans for itself.
-        plan_model: Makes what runs instead, or returns the model.
+    A copy of the model plans for itself.
     """
 
     def __init__(self, model: nn.Module, plan_model: PlanModel) -> None:

@@ -53,11 +53,7 @@ def lay_over_graph(
 ) -> fx.Graph:
     """Copies a graph with segments under checkpoints, and operations in place.
 
-    Args:
-        graph: As it was traced, or one that other changes were laid over.
-        model: The module with what the graph calls.
-        segments: The segments that backward computes again.
-        inplace: The operations that run in place.
+    The graph is as it was traced, or one that other changes were laid over.
     """
     copied = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}

@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -123,29 +124,26 @@ def fit(
     )
 
 
-def _list_shapes(mesh: Mapping[str, int | None], gpus: int, per_node: int) -> Iterator[Mesh]:
+def _list_shapes(mesh: Mapping[str, int | None], gpus: int, per_node: int) -> list[Mesh]:
     """Lists meshes whose sizes are left open: the first one takes what the others leave.
 
     The others are powers of two within a node.
 
-    >>> [*_list_shapes({"dp": None, "tp": None}, 16, 2)]
+    >>> _list_shapes({"dp": None, "tp": None}, 16, 2)
     [(('dp', 16), ('tp', 1)), (('dp', 8), ('tp', 2))]
     """
     free = [name for name, size in mesh.items() if size is None]
     fixed = math.prod(size for size in mesh.values() if size is not None)
-    choices: list[dict[str, int]] = [{}]
-    for name in free[1:]:
-        sizes = [1 << power for power in range(per_node.bit_length()) if 1 << power <= per_node]
-        choices = [{**chosen, name: size} for chosen in choices for size in sizes]
-    found = False
-    for chosen in choices:
-        taken = fixed * math.prod(chosen.values())
+    powers = [1 << power for power in range(per_node.bit_length())]
+    shapes: list[Mesh] = []
+    for sizes in product(powers, repeat=max(len(free) - 1, 0)):
+        taken = fixed * math.prod(sizes)
         if gpus % taken == 0 and (free or taken == gpus):
-            sizes_by_name = {**mesh, **chosen, **dict.fromkeys(free[:1], gpus // taken)}
-            found = True
-            yield tuple((name, int(sizes_by_name[name] or 1)) for name in mesh)
-    if not found:
+            filled = {**mesh, **dict(zip(free, (gpus // taken, *sizes), strict=False))}
+            shapes.append(tuple((name, size or 1) for name, size in filled.items()))
+    if not shapes:
         raise UsageError(f"no mesh {dict(mesh)!r} has {gpus} processes", hint="dp=*,tp=*")
+    return shapes
 
 
 @dataclass

@@ -293,16 +293,9 @@ def strip_plan(plan: Plan) -> Plan:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPrice:
-    """A step with the checkpoints of a library.
+    """A step with the checkpoints of a library; added time and FLOPs as shares of the step's."""
 
-    Attributes:
-        call: The call of the model that turns them on.
-        peak_bytes: The peak of the step with them.
-        overhead: Added time, as a share of the step's estimated time.
-        overhead_flops: Added FLOPs, as a share of the step's.
-    """
-
-    call: str
+    call: str  # of the model, which turns them on
     peak_bytes: int
     overhead: float
     overhead_flops: float

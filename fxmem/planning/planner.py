@@ -143,11 +143,6 @@ def plan_fitting(analysis: Analysis, *, style: str | None = None, **search: Any)
     ones do, but for a few that fill blocks badly: the first of the front that fits is sought by
     halves, and the search goes on near the memory that is there.
 
-    Args:
-        analysis: Of the step.
-        style: As for :func:`fxmem.plan`.
-        search: The other arguments of :func:`fxmem.plan`.
-
     Raises:
         InfeasibleError: No plan was found whose step fits.
         UsageError: No GPU is named, or there is no such style for the step.

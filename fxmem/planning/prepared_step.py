@@ -172,12 +172,9 @@ def price_step(analysis: Analysis) -> tuple[tuple[float, ...], float, int]:
 
 
 def price_change(analysis: Analysis, changed: Analysis, runs: int = 0) -> tuple[float, float]:
-    """Prices a changed step that was recorded: added time and FLOPs, as shares of the step's.
+    """Prices the recorded step with checkpoints: added time and FLOPs, as shares of the step's.
 
-    Args:
-        analysis: Of the step.
-        changed: Of the same step with checkpoints.
-        runs: How many segments of a plan run again.
+    ``runs`` of a plan's segments are priced besides.
     """
     costs_s, run_s, flops = price_step(analysis)
     changed_s, _, changed_flops = price_step(changed)
@@ -209,10 +206,7 @@ def describe_segments(
 ) -> tuple[Segment, ...]:
     """Describes ranges of a step's nodes as :func:`fxmem.apply` takes them.
 
-    Args:
-        index: The step.
-        segments: The ranges.
-        names: Modules by the nodes of their calls; None for the modules that are called once.
+    ``names`` are modules by the nodes of their calls; by default those that are called once.
     """
     if names is None:
         calls = sorted(index.graph.calls, key=lambda call: call.fqn.count("."))
