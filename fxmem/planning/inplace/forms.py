@@ -69,21 +69,12 @@ _EITHER_WAY = _DROPOUTS | frozenset("einsum tensordot sum_to_size checkpoint app
 
 
 class FormKind(Enum):
-    """A way to make an operation run in place."""
+    """A way to make an operation run in place; the text before and after its name in a plan."""
 
-    METHOD = "method"  # x.relu_()
-    FUNCTION = "function"  # F.relu(x, inplace=True)
-    MODULE = "module"  # nn.ReLU(inplace=True)
-    MODULE_METHOD = "module's method"  # torch.sigmoid_(x) for nn.Sigmoid
-
-
-_WRITTEN = {
-    FormKind.METHOD: ("", ""),
-    FormKind.FUNCTION: ("F.", "(inplace=True)"),
-    FormKind.MODULE: ("", "(inplace=True)"),
-    FormKind.MODULE_METHOD: ("torch.", ""),
-}
-"""The text before and after the name."""
+    METHOD = "", ""  # x.relu_()
+    FUNCTION = "F.", "(inplace=True)"  # F.relu(x, inplace=True)
+    MODULE = "", "(inplace=True)"  # nn.ReLU(inplace=True)
+    MODULE_METHOD = "torch.", ""  # torch.sigmoid_(x) for nn.Sigmoid
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +89,7 @@ class InplaceForm:
     name: str
 
     def __str__(self) -> str:
-        before, after = _WRITTEN[self.kind]
+        before, after = self.kind.value
         return f"{before}{self.name}{after}"
 
 
@@ -109,7 +100,7 @@ def read_form(call: str) -> InplaceForm:
     ('MODULE', 'add_')
     """
     for kind in (FormKind.FUNCTION, FormKind.MODULE, FormKind.MODULE_METHOD):
-        before, after = _WRITTEN[kind]
+        before, after = kind.value
         if call.startswith(before) and call.endswith(after):
             return InplaceForm(kind, call.removeprefix(before).removesuffix(after))
     return InplaceForm(FormKind.METHOD, call)
