@@ -163,7 +163,7 @@ def draw_plan(step: PlanningStep, seed: int) -> fxmem.Plan | None:
     simulation = simulate_segments(facts, regions)
     return replace(
         step.base,
-        peak_bytes=simulation.peak_bytes,
+        peak_bytes=max(simulation.live_bytes),
         overhead=sum(step.costs_s[index] for index in simulation.recomputed) / step.step_s,
         segments=describe_segments(facts, regions, names),
     )

@@ -68,6 +68,16 @@ _EITHER_WAY = _DROPOUTS | frozenset("einsum tensordot sum_to_size checkpoint app
 """Calls that return their input, or a view of the input, for some sizes or settings only."""
 
 
+NODE = "fxmem_node"
+"""Key of an FX node's ``meta``: :data:`fxmem.tracing.fxgraph.NODE`, for those without torch."""
+
+WATCHED = "fxmem_watched"
+"""The same of :data:`fxmem.tracing.fxgraph.WATCHED`."""
+
+_PARTS = (operator.getitem, getattr, "size")
+"""Targets that take a result apart."""
+
+
 class FormKind(Enum):
     """A way to make an operation run in place; the text before and after its name in a plan."""
 
@@ -146,16 +156,6 @@ def may_return_input(op: str, target: str, operator: str, *, is_result: bool) ->
     if op != "call_module":
         return target in _EITHER_WAY or target[:1].isupper()  # the class of an autograd function
     return _MODULES.get(target.lower()) in _EITHER_WAY
-
-
-NODE = "fxmem_node"
-"""Key of an FX node's ``meta``: :data:`fxmem.tracing.fxgraph.NODE`, for those without torch."""
-
-WATCHED = "fxmem_watched"
-"""The same of :data:`fxmem.tracing.fxgraph.WATCHED`."""
-
-_PARTS = (operator.getitem, getattr, "size")
-"""Targets that take a result apart."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import add
 
@@ -27,11 +27,6 @@ class Simulation:
     order: tuple[tuple[int, bool], ...]  # the operations, each with whether it is recomputed
     lives: tuple[LiveInterval, ...]
     live_bytes: tuple[int, ...]  # for each operation, the most that are live while it runs
-
-    @property
-    def peak_bytes(self) -> int:
-        """Most bytes at any moment."""
-        return max(self.live_bytes)
 
     @property
     def recomputed(self) -> Iterator[int]:
@@ -108,7 +103,10 @@ def _warm_up(
     taken = _find_first_gradients(graph, resident)
     later = {*states, *taken.values()}
     led: list[tuple[int | None, int]] = [(i, resident[i]) for i in order if i not in later]
-    freed = _list_freed_gradients(graph, states, taken.values())
+    made = {index: at for at, (index, nbytes) in enumerate(graph.warmup) if nbytes > 0}
+    updated = max((made.get(index, -1) for index in states), default=len(graph.warmup))
+    # Gradients that each step frees, and its first micro-batch makes anew.
+    freed = [index for index in taken.values() if made.get(index, -1) > updated]
     step = build_timeline(graph).events
     names, streams = dict[tuple[int, int], int](), dict[int, int]()
     micro_batch = [event for event in step if event.phase is not Phase.OPTIMIZER]
@@ -134,15 +132,6 @@ def _warm_up(
                 held[storage] = held.get(storage, 0) + event.delta_bytes
         led += [(~storage, -nbytes) for storage, nbytes in held.items() if nbytes]
     return tuple(led), tuple(streams.items())
-
-
-def _list_freed_gradients(
-    graph: MemoryGraph, states: Sequence[int], gradients: Collection[int]
-) -> list[int]:
-    """Lists the gradients that each step frees, and its first micro-batch makes anew."""
-    made = {index: at for at, (index, nbytes) in enumerate(graph.warmup) if nbytes > 0}
-    updated = max((made.get(index, -1) for index in states), default=len(graph.warmup))
-    return [index for index in gradients if made.get(index, -1) > updated]
 
 
 def _find_first_gradients(graph: MemoryGraph, resident: Container[int]) -> dict[int, int]:

@@ -21,12 +21,15 @@ from fxmem.planning.strategies.problem import (
     check_proposals,
 )
 from fxmem.planning.strategies.small_changes import change_segments, draw_neighbour
-from fxmem.planning.strategies.stages import StagedStep, cut_step, list_cuts
+from fxmem.planning.strategies.stages import cut_step, list_cuts
 
 _LITTLE = 0.05
 """Share of the most that the next step can save: what saves less is next to free, and waits."""
 _TRIALS = 4000
 _TRIALS_BESIDE = 1000  # where other strategies follow
+_BUDGETS = 40
+_MOST_STAGES = 96
+"""The chain's solver takes time in the third power of the number of stages."""
 
 Chosen = frozenset[int]
 """Positions of modules in the list of them all."""
@@ -104,11 +107,6 @@ def _mutate(
             return frozenset(chosen)
 
 
-_BUDGETS = 40
-_MOST_STAGES = 96
-"""The chain's solver takes time in the third power of the number of stages."""
-
-
 def propose_schedules(problem: PlanProblem) -> Iterator[Segments]:
     """Solves chains of stages, for several cuts of the step and many budgets.
 
@@ -126,14 +124,12 @@ def propose_schedules(problem: PlanProblem) -> Iterator[Segments]:
         for staged in sorted(staged_steps, key=lambda staged: len(staged.bounds)):
             # With less memory than any schedule can do with, the solver answers with one that
             # recomputes nodes that must not be: it knows them by their price alone.
-            yield from (s for s in _solve(staged) if all(map(limits.allows, s)))
-
-
-def _solve(staged: StagedStep) -> Iterator[Segments]:
-    least, most = find_least_memory(staged.chain), measure_kept(staged.chain)
-    # Closer to each other where memory is scarce.
-    budgets = [least + round((most - least) * (at / _BUDGETS) ** 1.5) for at in range(_BUDGETS)]
-    return map(staged.list_segments, solve_chain(staged.chain, budgets))
+            least, most = find_least_memory(staged.chain), measure_kept(staged.chain)
+            shares = ((at / _BUDGETS) ** 1.5 for at in range(_BUDGETS))  # closer where it is scarce
+            budgets = [least + round((most - least) * share) for share in shares]
+            for segments in map(staged.list_segments, solve_chain(staged.chain, budgets)):
+                if all(map(limits.allows, segments)):
+                    yield segments
 
 
 def search(problem: PlanProblem) -> Iterator[Segments]:

@@ -71,4 +71,4 @@ def test_the_planned_step_takes_what_was_computed(
     planned = build_module(model, analysis.fx_graph, segments)
     recorded = fxmem.analyze(planned, inputs, device="cpu", autocast="bf16")
     live_bytes = build_timeline(recorded.graph).profile()
-    assert simulate_segments(step, ranges).peak_bytes == max(live_bytes)
+    assert max(simulate_segments(step, ranges).live_bytes) == max(live_bytes)
