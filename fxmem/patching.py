@@ -19,6 +19,8 @@ _applied: list[tuple[Any, str, Any, Any]] = []
 _marks: list[int] = []
 """For each time that the process is held: how much was replaced before."""
 _left = 0
+_undone: list[tuple[list[tuple[Any, str, Any, Any]], list[Any]]] = []
+"""For each recording that is left: what it had replaced, and its modes."""
 
 
 @contextlib.contextmanager
@@ -96,21 +98,47 @@ def leave_recording() -> Iterator[None]:
     from torch.utils._python_dispatch import _disable_current_modes
 
     functions: Any = torch.overrides
+    modes = functions._get_current_function_mode_stack()
     with contextlib.ExitStack() as stack:
         for _ in range(functions._len_torch_function_stack()):
             stack.enter_context(functions._pop_mode_temporarily())
-        stack.enter_context(_disable_current_modes())
+        modes = [*stack.enter_context(_disable_current_modes()), *modes]
         stack.enter_context(torch.enable_grad())
         while len(_applied) > first:
             _undo_last()
         _left += 1
+        _undone.append((applied, modes))
         try:
             yield
         finally:
+            _undone.pop()
             _left -= 1
-            for owner, name, value, _ in applied:
-                setattr(owner, name, value)
-            _applied.extend(applied)
+            _apply_again(applied)
+
+
+@contextlib.contextmanager
+def resume_recording() -> Iterator[None]:
+    """Goes back into the recording that :func:`leave_recording` has left, within."""
+    global _left
+    applied, modes = _undone[-1]
+    with contextlib.ExitStack() as stack:
+        _apply_again(applied)
+        for mode in modes:
+            stack.enter_context(mode)
+        _left -= 1
+        try:
+            yield
+        finally:
+            _left += 1
+            stack.close()
+            for _ in applied:
+                _undo_last()
+
+
+def _apply_again(applied: list[tuple[Any, str, Any, Any]]) -> None:
+    for owner, name, value, _ in applied:
+        setattr(owner, name, value)
+    _applied.extend(applied)
 
 
 def count_left() -> int:

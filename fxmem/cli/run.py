@@ -66,6 +66,11 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         metavar="[FILE:LINE=]N",
         help="how many elements nonzero() and boolean masks find (default: all)",
     )
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="compile for the GPU what the script compiles (default: left out, eager figures)",
+    )
     add_step_output(parser)
 
 
@@ -78,7 +83,7 @@ def run_run(arguments: argparse.Namespace) -> int:
     details = lambda: progress.describe()  # noqa: E731 - another one, once the script runs
     shown = show_progress(f"running {arguments.script}", details=details)
     with _explain_interrupt(), shown, contextlib.redirect_stdout(sys.stderr):
-        names = "is_module steps device gpu attention alloc_conf world_size rank".split()
+        names = "is_module steps device gpu attention alloc_conf compile world_size rank".split()
         run = fxmem.run(
             arguments.script,
             arguments.arguments,

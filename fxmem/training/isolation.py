@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from fxmem.compiling.compiler import run_compiler
 from fxmem.fakes.values import answer_fake_checks
 from fxmem.kernels.cuda.present_gpu import show_gpu
 from fxmem.kernels.functions import lower_functions
@@ -171,14 +172,22 @@ def isolate_analysis(
 
 
 @contextlib.contextmanager
-def imitate_target(recorder: Recorder, target: Backend) -> Iterator[Mapping[str, None]]:
-    """Runs PyTorch's own code as on the target, and yields notes on what runs otherwise."""
+def imitate_target(
+    recorder: Recorder, target: Backend, *, compiles: bool = False
+) -> Iterator[Mapping[str, None]]:
+    """Runs PyTorch's own code as on the target, and yields notes on what runs otherwise.
+
+    Args:
+        recorder: Records the operators.
+        target: The device.
+        compiles: Whether ``torch.compile`` compiles; else it is left out.
+    """
     with (
         recorder.watch_resizing(),
         recorder.casts.watch_exits(),
         answer_fake_checks(),
         lower_functions(target) as notes,
-        leave_out_compiler(recorder.notes),
+        run_compiler(recorder, target) if compiles else leave_out_compiler(recorder.notes),
         replace_inference_mode(),
     ):
         yield notes

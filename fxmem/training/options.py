@@ -28,6 +28,7 @@ from fxmem.specs import parse_dtype, strip_torch
 from fxmem.training.loops import SIDE_STREAMS, LoopFunction, plain
 from fxmem.training.losses import resolve_loss
 from fxmem.training.optimizers import resolve_optimizer
+from fxmem.versions.release import is_release
 
 MODES = ("train", "infer")
 FRONTENDS = ("fx", "record")
@@ -57,6 +58,7 @@ class Options:
     loop: Loop = PLAIN  # around the model
     run_loop: LoopFunction = plain  # the same, to be called with the training
     frontend: str | None = None  # asked for
+    compiles: bool = False  # torch.compile compiles; else it is left out
     layout: Layout | None = None  # on a mesh of processes; None for one process
 
     @property
@@ -136,6 +138,15 @@ def resolve_autocast(autocast: DtypeChoice, target: Backend) -> str | None:
     if target is CPU and name == "float16":
         raise UsageError("autocast to float16 is not supported on the CPU", hint="bf16")
     return strip_torch(autocast)
+
+
+def resolve_compile(compile: bool, target: Backend) -> bool:
+    """Checks whether ``torch.compile`` can compile for a target."""
+    if compile and target is not CUDA:
+        raise UsageError("compile=True with device='cpu'", hint="compiled steps are those of a GPU")
+    if compile and not is_release((2, 13)):
+        raise UsageError("compiled steps need torch 2.13", hint="leave compile out, for eager ones")
+    return compile
 
 
 def resolve_frontend(frontend: str | None, layout: Layout | None) -> str | None:

@@ -37,6 +37,9 @@ _EAGER = "run eagerly what would be compiled"
 _INFERENCE = "run inference mode so that a TorchDispatchMode sees operators"
 _REAL = "keep batches real"
 _JOIN = "be one rank of a process group whose other ranks are not there"
+_COMPILE = "compile code outside of the recording that runs it"
+_LOWER = "lower compiled code for a GPU that is not there"
+_DEVICE = "get_device_properties device_count is_available current_device synchronize"
 _FOREACH = "take foreach loops for fake parameters", "foreach=True, which users do not write"
 _MEMORY = (
     "empty_cache reset_peak_memory_stats reset_accumulated_memory_stats memory_stats"
@@ -109,6 +112,19 @@ _ROWS: tuple[tuple[str, ...], ...] = (
         "run functions eagerly that were compiled before, and say so",
         "torch.compiler.set_stance, without saying so",
     ),
+    # -- what the compiler asks, and where it stops --
+    ("torch._dynamo.convert_frame.CatchErrorsWrapper?", "__call__", _COMPILE),
+    ("torch._dynamo.guards.CheckFunctionManager?", "__init__", _COMPILE),
+    ("torch._dynamo.device_interface.CudaInterface?", _DEVICE, _LOWER),
+    (
+        "torch._dynamo.device_interface.CudaInterface.Worker?",
+        "get_device_properties current_device",
+        _LOWER,
+    ),
+    ("torch._inductor.graph.GraphLowering?", "_compile_to_module", _LOWER),
+    ("torch._inductor.scheduler?", "has_triton", _LOWER),
+    ("torch.utils._triton?", "triton_hash_with_backend", _LOWER),
+    ("torch.Tensor", "__invert__ copy_", _LOWER),
     (
         "torch.nn.attention.flex_attention",
         "_validate_sdpa_input create_block_mask",

@@ -1,0 +1,111 @@
+"""Lowering of a graph by inductor, for a GPU that is not there, up to the code that runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.node import map_aggregate
+from torch.utils._pytree import tree_map_only
+
+from fxmem.kernels.cuda.gpu import Gpu
+from fxmem.kernels.cuda.present_gpu import show_gpu
+from fxmem.patching import patch
+from fxmem.versions.operators import aten
+
+_GPU = torch.device("cuda", 0)
+_ASKED = ("get_device_properties", "device_count", "is_available", "current_device", "synchronize")
+
+
+class _Lowered(BaseException):
+    """Ends a compilation, once the code is there that would be compiled."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__(source)
+        self.source = source
+
+
+def lower_graph(
+    module: fx.GraphModule, gpu: Gpu, device: torch.device, options: Mapping[str, Any]
+) -> str:
+    """Lowers a graph of operators to the Python code that allocates, launches and frees.
+
+    Args:
+        module: The graph, traced on fake tensors; changed.
+        gpu: Its properties decide how reductions are split and what is fused.
+        device: Of the fakes that stand for tensors of the GPU.
+        options: Those of ``torch._inductor.compile_fx.compile_fx_inner``.
+
+    Returns:
+        The wrapper of inductor (``torch/_inductor/codegen/wrapper.py``).
+    """
+    inductor: Any = importlib.import_module("torch._inductor.compile_fx")
+    _move_graph(module.graph, device)
+    inputs = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
+    with show_gpu(gpu), _answer_inductor():
+        try:
+            inductor.compile_fx_inner(module, inputs, **options)
+        except _Lowered as lowered:
+            return lowered.source
+    raise AssertionError("inductor compiled a graph without writing its wrapper")
+
+
+def _move_graph(graph: fx.Graph, device: torch.device) -> None:
+    """Makes the graph one of tensors on the GPU, on which no operator of autograd may run."""
+
+    def move_tensor(tensor: Tensor) -> Tensor:
+        if tensor.device != device:
+            return tensor
+        assert isinstance(tensor, FakeTensor)
+        mode: FakeTensorMode = tensor.fake_mode
+        meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        return FakeTensor(mode, meta, _GPU)
+
+    for node in graph.nodes:
+        node.meta.pop("tensor_meta", None)
+        if "val" in node.meta:
+            node.meta["val"] = tree_map_only(Tensor, move_tensor, node.meta["val"])
+        node.args = map_aggregate(node.args, lambda each: _GPU if each == device else each)
+        node.kwargs = map_aggregate(node.kwargs, lambda each: _GPU if each == device else each)
+
+
+@contextlib.contextmanager
+def _answer_inductor() -> Iterator[None]:
+    """Answers what inductor asks beyond ``torch.cuda``, and stops it before it compiles kernels."""
+    devices: Any = importlib.import_module("torch._dynamo.device_interface")
+    graphs: Any = importlib.import_module("torch._inductor.graph")
+    scheduler: Any = importlib.import_module("torch._inductor.scheduler")
+    triton: Any = importlib.import_module("torch.utils._triton")
+    hints: Any = importlib.import_module("torch._inductor.runtime.hints")
+
+    def stop(graph: Any) -> None:
+        source, _ = graph.codegen()
+        raise _Lowered(getattr(source, "value", source))
+
+    answers = {name: staticmethod(getattr(torch.cuda, name)) for name in _ASKED}
+    worker = {name: answers[name] for name in ("get_device_properties", "current_device")}
+    forget = hints.DeviceProperties.create.cache_clear
+    forget()
+    with patch(
+        {
+            devices.CudaInterface: answers,
+            devices.CudaInterface.Worker: worker,
+            graphs.GraphLowering: {"_compile_to_module": stop},
+            scheduler: {"has_triton": lambda *_: True},
+            triton: {"triton_hash_with_backend": lambda *_: "none"},
+            # These two ask for a guard of the device, which a build for the CPU lacks.
+            torch.Tensor: {
+                "__invert__": lambda tensor: aten.bitwise_not.default(tensor),
+                "copy_": lambda tensor, *given: aten.copy_.default(tensor, *given),
+            },
+        }
+    ):
+        try:
+            yield
+        finally:
+            forget()
