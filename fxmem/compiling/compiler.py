@@ -95,17 +95,14 @@ class _Compiler:
         make_guards = guards.CheckFunctionManager.__init__
 
         def convert_outside(wrapper: Any, frame: Any, *state: Any) -> Any:
-            is_own = frame.f_code.co_filename.startswith(_OWN_FOLDER)
             has_gradients = torch.is_grad_enabled()
             with (
                 hold_process(),
                 leave_recording(),
                 torch.set_grad_enabled(has_gradients),
                 patch({guards.CheckFunctionManager: {"__init__": make_guards_inside}}),
-                convert.config.patch(disable=is_own or convert.config.disable),
             ):
-                if not is_own:
-                    self._codes.append(frame.f_code)
+                self._codes.append(frame.f_code)
                 return convert_frame(wrapper, frame, *state)
 
         def make_guards_inside(
@@ -116,11 +113,16 @@ class _Compiler:
                 graph.torch_function_mode_stack = modes._get_current_function_mode_stack()
                 make_guards(manager, code, graph, *rest, **more)
 
+        rules: Any = importlib.import_module("torch._dynamo.trace_rules")
+        rules.SKIP_DIRS.append(_OWN_FOLDER)  # hooks of the recording are no part of the code
+        rules._recompile_re()
         self.stack.enter_context(patch({convert.CatchErrorsWrapper: {"__call__": convert_outside}}))
-        self.stack.callback(self._forget)
+        self.stack.callback(self._forget, rules)
 
-    def _forget(self) -> None:
-        """Has Dynamo forget the code that it has compiled for the recording."""
+    def _forget(self, rules: Any) -> None:
+        """Leaves Dynamo as it was, without the code that it has compiled for the recording."""
+        rules.SKIP_DIRS.remove(_OWN_FOLDER)
+        rules._recompile_re()
         reset_code: Any = importlib.import_module("torch._dynamo.eval_frame").reset_code
         for code in self._codes:
             reset_code(code)

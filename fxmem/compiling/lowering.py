@@ -87,6 +87,12 @@ def _answer_inductor() -> Iterator[None]:
         source, _ = graph.codegen()
         raise _Lowered(getattr(source, "value", source))
 
+    get_item = torch.Tensor.__getitem__
+
+    def select(tensor: Tensor, index: Any) -> Tensor:
+        is_plain = type(index) is int and tensor.device.type == "cuda"
+        return aten.select.int(tensor, 0, index) if is_plain else get_item(tensor, index)
+
     answers = {name: staticmethod(getattr(torch.cuda, name)) for name in _ASKED}
     worker = {name: answers[name] for name in ("get_device_properties", "current_device")}
     forget = hints.DeviceProperties.create.cache_clear
@@ -98,10 +104,11 @@ def _answer_inductor() -> Iterator[None]:
             graphs.GraphLowering: {"_compile_to_module": stop},
             scheduler: {"has_triton": lambda *_: True},
             triton: {"triton_hash_with_backend": lambda *_: "none"},
-            # These two ask for a guard of the device, which a build for the CPU lacks.
+            # These ask for a guard of the device, which a build for the CPU lacks.
             torch.Tensor: {
                 "__invert__": lambda tensor: aten.bitwise_not.default(tensor),
                 "copy_": lambda tensor, *given: aten.copy_.default(tensor, *given),
+                "__getitem__": select,
             },
         }
     ):

@@ -124,7 +124,7 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("torch._inductor.graph.GraphLowering?", "_compile_to_module", _LOWER),
     ("torch._inductor.scheduler?", "has_triton", _LOWER),
     ("torch.utils._triton?", "triton_hash_with_backend", _LOWER),
-    ("torch.Tensor", "__invert__ copy_", _LOWER),
+    ("torch.Tensor", "__invert__ copy_ __getitem__", _LOWER),
     (
         "torch.nn.attention.flex_attention",
         "_validate_sdpa_input create_block_mask",
