@@ -34,7 +34,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.multiprocessing.spawn import start_processes
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from benchmarks.distributed_cases import CASES, DistributedCase
+from benchmarks.distributed_cases import CASES, DistributedCase, replicate_in_place
 from benchmarks.stamp import write_stamp
 from fxmem.analysis import Analysis
 from fxmem.setup import Loop
@@ -110,16 +110,18 @@ def _take_step(
 def _take_steps(case: DistributedCase) -> set[int]:
     """Takes the steps, and returns the addresses of what is there before the last one.
 
-    None under DDP, whose reducer has tensors that no code of Python reaches.
+    None under DDP, in place or not, whose reducer has tensors that no code of Python reaches.
     """
-    addresses = set[int]()
+    addresses, is_reduced = set[int](), case.parallelize is replicate_in_place
     mesh = init_device_mesh("cpu", tuple(case.mesh.values()), mesh_dim_names=tuple(case.mesh))
     model, x, compute_loss = case.make_step()
     model = case.parallelize(model, mesh) or model
     optimizer = case.optimizer([p for p in model.parameters() if p.requires_grad])
     for step in range(_STEPS):
         gc.collect()
-        if step == _STEPS - 1 and not isinstance(model, ddp.DistributedDataParallel):
+        if step == _STEPS - 1 and not (
+            is_reduced or isinstance(model, ddp.DistributedDataParallel)
+        ):
             tensors = (each for each in gc.get_objects() if isinstance(each, Tensor))
             inner = (getattr(tensor, "_local_tensor", tensor) for tensor in tensors)
             addresses = {tensor.untyped_storage().data_ptr() for tensor in inner}
