@@ -112,16 +112,16 @@ def _take_steps(case: DistributedCase) -> set[int]:
 
     None under DDP, in place or not, whose reducer has tensors that no code of Python reaches.
     """
-    addresses, is_reduced = set[int](), case.parallelize is replicate_in_place
+    addresses = set[int]()
     mesh = init_device_mesh("cpu", tuple(case.mesh.values()), mesh_dim_names=tuple(case.mesh))
     model, x, compute_loss = case.make_step()
     model = case.parallelize(model, mesh) or model
     optimizer = case.optimizer([p for p in model.parameters() if p.requires_grad])
+    is_wrapped = isinstance(model, ddp.DistributedDataParallel)
+    is_reduced = is_wrapped or case.parallelize is replicate_in_place
     for step in range(_STEPS):
         gc.collect()
-        if step == _STEPS - 1 and not (
-            is_reduced or isinstance(model, ddp.DistributedDataParallel)
-        ):
+        if step == _STEPS - 1 and not is_reduced:
             tensors = (each for each in gc.get_objects() if isinstance(each, Tensor))
             inner = (getattr(tensor, "_local_tensor", tensor) for tensor in tensors)
             addresses = {tensor.untyped_storage().data_ptr() for tensor in inner}

@@ -21,6 +21,13 @@ def _list(
     return Interface(owner, tuple(names.split()), purpose, replacement, since, before)
 
 
+def _list_compiler(owner: str, names: str) -> Interface:
+    """Lists names without which nothing is compiled; to import them takes long."""
+    purpose = "lower compiled code for a GPU that is not there"
+    since = (2, 13)
+    return Interface(owner, tuple(names.split()), purpose, "none", since, is_optional=True)
+
+
 INTERFACES = (
     _list(
         "torch._subclasses.fake_tensor",
@@ -265,6 +272,11 @@ INTERFACES = (
         "a communication hook that returns one",
     ),
     _list("torch._C._nn", "_parse_to", "read module.to(0)", "patch torch.nn.Module.to"),
+    _list_compiler("torch._inductor.compile_fx", "compile_fx compile_fx_inner"),
+    _list_compiler("torch._inductor.select_algorithm", "extern_kernels"),
+    _list_compiler("torch._inductor.runtime.hints.DeviceProperties", "create"),
+    _list_compiler("torch._dynamo.trace_rules", "SKIP_DIRS _recompile_re"),
+    _list_compiler("torch._dynamo.eval_frame", "reset_code"),
     *PATCHES,
 )
 
