@@ -15,6 +15,7 @@ from fxmem.cli.output import (
 )
 from fxmem.cli.step import (
     add_command,
+    add_count,
     add_step_options,
     analyze_step,
     parse_step,
@@ -49,9 +50,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     output = add_step_output(parser)
     output.add_argument("--nodes", action="store_true", help="add a table of all nodes")
     output.add_argument("--modules", action="store_true", help="add a table of the modules")
-    output.add_argument(
-        "--depth", type=int, metavar="N", help=f"levels of --modules (default: {DEPTH})"
-    )
+    add_count(output, "--depth", f"levels of --modules (default: {DEPTH})")
 
 
 def add_step_output(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
@@ -59,13 +58,7 @@ def add_step_output(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     output = add_output_options(
         parser, budget="exit 1 if the peak is over it, e.g. 8GiB", has_step=True
     )
-    output.add_argument(
-        "--top",
-        type=int,
-        default=10,
-        metavar="N",
-        help="storages to list at the peak (default: %(default)s)",
-    )
+    add_count(output, "--top", "storages to list at the peak", 10)
     return output
 
 

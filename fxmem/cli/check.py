@@ -10,8 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fxmem.cli.diff import add_format_options, choose_kind
-from fxmem.cli.output import EXIT_FINDING, EXIT_USAGE, parse_budget, show_progress, write_result
+from fxmem.cli.output import (
+    EXIT_FINDING,
+    EXIT_USAGE,
+    add_output_options,
+    choose_format,
+    parse_budget,
+    show_progress,
+    write_result,
+)
 from fxmem.cli.revisions import find_root
 from fxmem.cli.step import (
     StepChoice,
@@ -102,12 +109,12 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="list the largest storages of every step"
     )
-    add_format_options(parser)
+    add_output_options(parser, has_format=True)
 
 
 def run_check(arguments: argparse.Namespace) -> int:
     """Runs the checks of a project and writes what they find."""
-    kind = choose_kind(arguments)
+    kind = choose_format(arguments)
     output = arguments.output and os.path.abspath(arguments.output)
     started_in = os.getcwd()
     project, checks = read_checks(started_in)

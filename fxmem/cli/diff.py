@@ -9,7 +9,6 @@ from typing import Any
 from fxmem.cli.output import (
     EXIT_FINDING,
     add_output_options,
-    check_output,
     choose_format,
     read_text,
     show_progress,
@@ -57,7 +56,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     step_actions = [a for a in parser._actions if a.option_strings and a.dest != "help"]
     parser.set_defaults(step_actions=step_actions)
     parser.add_argument("after", metavar="AFTER", nargs="?", help="the report to compare with")
-    result = add_format_options(parser)
+    result = add_output_options(parser, has_format=True)
     result.add_argument(
         "--git",
         metavar="REVISION",
@@ -68,29 +67,11 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     )
 
 
-def add_format_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Adds the options of a result that CI reads."""
-    group = add_output_options(parser)
-    group.add_argument(
-        "--format",
-        choices=["text", "json", "markdown"],
-        help="text, json or markdown (default: by FILE, else text)",
-    )
-    return group
-
-
-def choose_kind(arguments: argparse.Namespace) -> str:
-    """Chooses the format of a result by ``--format``, else as all commands do."""
-    check_output(arguments.output)
-    kinds = {"text": "txt", "json": "json", "markdown": "md"}
-    return kinds.get(arguments.format) or choose_format(arguments)
-
-
 def run_diff(arguments: argparse.Namespace) -> int:
     """Compares two steps and writes the result."""
     if arguments.fail_above is not None:
         measure_allowance(arguments.fail_above, 0)
-    kind = choose_kind(arguments)
+    kind = choose_format(arguments)
     comparison = (_compare_with_revision if arguments.git else _compare_reports)(arguments)
     before, growth = comparison.before.peak_bytes, comparison.growth_bytes
     limit = arguments.fail_above

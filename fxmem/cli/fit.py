@@ -14,7 +14,7 @@ from fxmem.cli.output import (
     write_line,
     write_result,
 )
-from fxmem.cli.step import add_command, add_step_options, parse_step, run_user_code
+from fxmem.cli.step import add_command, add_count, add_step_options, parse_step, run_user_code
 from fxmem.errors import UsageError
 
 _DESCRIPTION = """\
@@ -38,16 +38,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     parser = add_command(commands, "fit", run_fit, help, _DESCRIPTION, _EPILOG)
     add_step_options(parser, checks_fit=False, has_layout=False)
     group = parser.add_argument_group("the GPUs that share it (need not be present)")
-    group.add_argument(
-        "--gpus", type=int, default=8, metavar="N", help="how many (default: %(default)s)"
-    )
-    group.add_argument(
-        "--gpus-per-node",
-        type=int,
-        default=8,
-        metavar="N",
-        help="how many of them share a node (default: %(default)s)",
-    )
+    add_count(group, "--gpus", "how many", 8)
+    add_count(group, "--gpus-per-node", "how many of them share a node", 8)
     group.add_argument(
         "--parallelize",
         metavar="TARGET",

@@ -21,6 +21,7 @@ from fxmem.cli.output import (
 )
 from fxmem.cli.step import (
     add_command,
+    add_count,
     add_step_options,
     add_strategy_option,
     parse_share,
@@ -76,9 +77,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         help="the dimension to enlarge: 1, or 2,3 for both, or NAME:1 of one input (default: 0, "
         "the batch)",
     )
-    limit.add_argument(
-        "--multiple-of", type=int, metavar="N", help="look among multiples of N (default: all)"
-    )
+    add_count(limit, "--multiple-of", "look among multiples of N (default: all)")
     limit.add_argument(
         "--max-overhead",
         metavar="SHARE",

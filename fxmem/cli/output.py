@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 EXIT_FINDING, EXIT_USAGE = 1, 2
 _DELAY_S = 1.0
 _LOG_DELAY_S = 10.0
+_NAMES = {"text": "txt", "json": "json", "markdown": "md"}
 _CLEAR_LINE = "\r\x1b[K"
 _LEAST_WIDTH = 60
 _LEAST_BUDGET_BYTES = 1 << 20
@@ -67,9 +68,16 @@ def parse_budget(text: str) -> int:
 
 
 def add_output_options(
-    parser: argparse.ArgumentParser, *, budget: str = "", has_step: bool = False
+    parser: argparse.ArgumentParser,
+    *,
+    budget: str = "",
+    has_step: bool = False,
+    has_format: bool = False,
 ) -> argparse._ArgumentGroup:
-    """Adds the options of a result, with a help for its budget; ``has_step`` for pictures."""
+    """Adds the options of a result, with a help for its budget.
+
+    They are with ``has_step`` for pictures too, and with ``has_format`` for what CI reads.
+    """
     group = parser.add_argument_group("the result")
     if budget:
         group.add_argument("--budget", type=parse_budget, metavar="SIZE", help=budget)
@@ -78,7 +86,13 @@ def add_output_options(
     help = f"write {what} to FILE, by its suffix: .txt, .md, .csv, .json, .html"
     group.add_argument("-o", "--output", metavar="FILE", help=help + ", .svg, ..." * has_step)
     group.add_argument("--debug", action="store_true", help="show tracebacks")
-    parser.set_defaults(has_step=has_step)
+    parser.set_defaults(has_step=has_step, format=None)
+    if has_format:
+        group.add_argument(
+            "--format",
+            choices=[*_NAMES],
+            help="text, json or markdown (default: by FILE, else text)",
+        )
     return group
 
 
@@ -90,6 +104,8 @@ def choose_format(arguments: argparse.Namespace) -> str:
     """
     path = arguments.output
     check_output(path)
+    if arguments.format is not None:
+        return _NAMES[arguments.format]
     suffixes = tuple(suffix for entry in FORMATS.values() for suffix in entry.suffixes)
     if arguments.json or path is None or not path.lower().endswith(suffixes):
         return "json" if arguments.json else "txt"

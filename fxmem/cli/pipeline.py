@@ -16,8 +16,11 @@ from fxmem.cli.output import (
 )
 from fxmem.cli.step import (
     add_command,
+    add_count,
     add_gpu_options,
     add_input_option,
+    add_mesh_options,
+    add_size_hint,
     add_training_options,
     parse_inputs,
     parse_size_hint,
@@ -49,12 +52,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     step = parser.add_argument_group("the step")
     add_input_option(step)
     add_training_options(step, has_autocast=False)
-    step.add_argument(
-        "--size-hint",
-        action="append",
-        metavar="[FILE:LINE=]N",
-        help="the size to assume where one depends on values, as that of nonzero() does",
-    )
+    add_size_hint(step, "the size to assume where one depends on values, as that of nonzero() does")
     schedule = parser.add_argument_group("the schedule")
     schedule.add_argument(
         "--schedule",
@@ -63,18 +61,11 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         help="as PyTorch names it: GPipe, 1F1B, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, "
         "ZBVZeroBubble, DualPipeV (default: %(default)s)",
     )
-    schedule.add_argument(
-        "--microbatches",
-        type=int,
-        default=8,
-        metavar="N",
-        help="micro-batches that the inputs are split into (default: %(default)s)",
-    )
-    schedule.add_argument(
+    add_count(schedule, "--microbatches", "micro-batches that the inputs are split into", 8)
+    add_count(
+        schedule,
         "--ranks",
-        type=int,
-        metavar="N",
-        help="ranks that the stages are dealt to (default: one for each stage, or for each two)",
+        "ranks that the stages are dealt to (default: one for each stage, or for each two)",
     )
     schedule.add_argument(
         "--no-outputs",
@@ -82,12 +73,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         help="step(return_outputs=False): the last rank does not return its results",
     )
     layout = parser.add_argument_group("the processes that share a stage (need not be present)")
-    layout.add_argument("--mesh", metavar="NAME=N,...", help="their mesh, e.g. dp=8,tp=4")
-    layout.add_argument(
-        "--parallelize",
-        metavar="TARGET",
-        help="file.py:function(stage, mesh) that parallelizes a stage",
-    )
+    add_mesh_options(layout, "file.py:function(stage, mesh) that parallelizes a stage")
     add_gpu_options(parser, "; exit 1 if a rank does not fit it")
     add_output_options(parser, budget="exit 1 if a peak is over it, e.g. 8GiB")
 

@@ -16,6 +16,7 @@ from fxmem.cli.output import (
 )
 from fxmem.cli.step import (
     add_command,
+    add_count,
     add_step_options,
     add_strategy_option,
     analyze_step,
@@ -88,13 +89,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     add_strategy_option(group)
 
     output = add_output_options(parser)
-    output.add_argument(
-        "--points",
-        type=int,
-        default=20,
-        metavar="N",
-        help="how many trade-offs to list at most (default: %(default)s)",
-    )
+    add_count(output, "--points", "how many trade-offs to list at most", 20)
     output.add_argument(
         "--advice",
         action="store_true",

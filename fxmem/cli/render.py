@@ -10,6 +10,7 @@ import fxmem
 from fxmem.cli.output import check_output, read_plan, read_text, show_progress, write_output
 from fxmem.cli.step import (
     add_command,
+    add_count,
     add_step_options,
     add_strategy_option,
     analyze_step,
@@ -75,11 +76,10 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         metavar="NAME",
         help="graph, timeline or tradeoff (default: graph, or the only view of the format)",
     )
-    picture.add_argument(
+    add_count(
+        picture,
         "--depth",
-        type=int,
-        metavar="N",
-        help="open N levels of modules (default: as many as can be read, all at the peak)",
+        "open N levels of modules (default: as many as can be read, all at the peak)",
     )
     picture.add_argument(
         "--expand",

@@ -11,7 +11,7 @@ from typing import Any
 import fxmem
 from fxmem.cli.analyze import add_step_output, check_fit
 from fxmem.cli.output import choose_format, show_progress, write_line, write_result
-from fxmem.cli.step import add_command, add_gpu_options, parse_size_hint
+from fxmem.cli.step import add_command, add_count, add_gpu_options, add_size_hint, parse_size_hint
 from fxmem.errors import UsageError
 from fxmem.scripts.script_run import Progress
 
@@ -42,30 +42,21 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="its arguments"
     )
-    parser.add_argument(
+    add_count(
+        parser,
         "--steps",
-        type=int,
-        metavar="N",
-        help="end the script when each optimizer has stepped N times (default: 3, or 2 where a "
+        "end the script when each optimizer has stepped N times (default: 3, or 2 where a "
         "step has more than 100,000 operators)",
     )
-    parser.add_argument(
+    add_count(
+        parser,
         "--world-size",
-        type=int,
-        metavar="N",
-        help="run as one of N processes, as torchrun --nproc-per-node=N starts (default: as "
+        "run as one of N processes, as torchrun --nproc-per-node=N starts (default: as "
         "many as the script starts)",
     )
-    parser.add_argument(
-        "--rank", type=int, default=0, metavar="N", help="which of them (default: %(default)s)"
-    )
+    add_count(parser, "--rank", "which of them", 0)
     add_gpu_options(parser, "; exit 1 if a step does not fit it")
-    parser.add_argument(
-        "--size-hint",
-        action="append",
-        metavar="[FILE:LINE=]N",
-        help="how many elements nonzero() and boolean masks find (default: all)",
-    )
+    add_size_hint(parser, "how many elements nonzero() and boolean masks find (default: all)")
     parser.add_argument(
         "--compile",
         action="store_true",

@@ -95,11 +95,9 @@ def add_step_options(
         choices=["fx", "record"],
         help="which tracer to use (default: fx, and record where fx cannot)",
     )
-    step.add_argument(
-        "--size-hint",
-        action="append",
-        metavar="[FILE:LINE=]N",
-        help="the size to assume where one depends on values, as that of nonzero() does; for all "
+    add_size_hint(
+        step,
+        "the size to assume where one depends on values, as that of nonzero() does; for all "
         "lines, or for one of them (may be repeated)",
     )
     if has_layout:
@@ -107,14 +105,26 @@ def add_step_options(
     _add_surroundings(parser, checks_fit)
 
 
-def add_mesh_options(group: argparse._ArgumentGroup) -> None:
+def add_count(
+    group: argparse._ActionsContainer, name: str, help: str, default: int | None = None
+) -> None:
+    """Adds an option that takes an integer; a default is added to its help."""
+    help += "" if default is None else " (default: %(default)s)"
+    group.add_argument(name, type=int, default=default, metavar="N", help=help)
+
+
+def add_size_hint(group: argparse._ActionsContainer, help: str) -> None:
+    """Adds the sizes to assume, which :func:`parse_size_hint` reads."""
+    group.add_argument("--size-hint", action="append", metavar="[FILE:LINE=]N", help=help)
+
+
+def add_mesh_options(
+    group: argparse._ArgumentGroup,
+    what: str = "file.py:function(model, mesh) that parallelizes the model; or fsdp or ddp",
+) -> None:
     """Adds the mesh, and what lays the model out on it."""
     group.add_argument("--mesh", metavar="NAME=N,...", help="their mesh, e.g. dp=8,tp=4")
-    group.add_argument(
-        "--parallelize",
-        metavar="TARGET",
-        help="file.py:function(model, mesh) that parallelizes the model; or fsdp or ddp",
-    )
+    group.add_argument("--parallelize", metavar="TARGET", help=what)
 
 
 def _add_layout(parser: argparse.ArgumentParser) -> None:
@@ -128,12 +138,7 @@ def _add_layout(parser: argparse.ArgumentParser) -> None:
         "%(default)s)",
     )
     for name, what in {"fsdp": "fully_shard", "ddp": "DistributedDataParallel"}.items():
-        layout.add_argument(
-            f"--{name}",
-            type=int,
-            metavar="N",
-            help=f"{what} on N processes: --mesh dp=N --parallelize {name}",
-        )
+        add_count(layout, f"--{name}", f"{what} on N processes: --mesh dp=N --parallelize {name}")
 
 
 def parse_layout(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -163,12 +168,7 @@ def _add_surroundings(parser: argparse.ArgumentParser, checks_fit: bool) -> None
         help="plain, huggingface, lightning or fabric, with settings in parentheses where needed; "
         "it decides who holds output and loss, and when zero_grad runs (default: %(default)s)",
     )
-    loop.add_argument(
-        "--accumulate",
-        type=int,
-        metavar="N",
-        help="micro-batches per optimizer step, each as --input says",
-    )
+    add_count(loop, "--accumulate", "micro-batches per optimizer step, each as --input says")
     loop.add_argument(
         "--keep-gradients",
         action="store_true",

@@ -16,6 +16,7 @@ from fxmem.cli.output import (
 )
 from fxmem.cli.step import (
     add_command,
+    add_count,
     add_input_option,
     add_mesh_options,
     add_training_options,
@@ -60,16 +61,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         choices=["cpu", "cuda"],
         help="the device to run on (default: cuda where there is a GPU, else cpu)",
     )
-    step.add_argument(
-        "--steps", type=int, default=3, metavar="N", help="how many to run (default: %(default)s)"
-    )
-    step.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        metavar="N",
-        help="seed of parameters, inputs and random numbers (default: %(default)s)",
-    )
+    add_count(step, "--steps", "how many to run", 3)
+    add_count(step, "--seed", "seed of parameters, inputs and random numbers", 0)
     layout = parser.add_argument_group("the processes that share it (at most 4, on the CPU)")
     add_mesh_options(layout)
     add_output_options(parser)
