@@ -9,7 +9,7 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import fxmem
 from fxmem.cli import (
@@ -31,7 +31,26 @@ from fxmem.errors import FxmemError, summarize_error
 from fxmem.plugins import load_plugins
 from fxmem.report.tables import escape_controls
 
-COMMANDS = {
+
+class Command(Protocol):
+    """The module of a command."""
+
+    HELP: str
+    DESCRIPTION: str
+    EPILOG: str  # explains the exit codes too
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """Adds what the command takes."""
+
+    def run_command(self, arguments: argparse.Namespace) -> int:
+        """Checks the arguments before torch is imported, runs, and returns the exit code.
+
+        Raises:
+            FxmemError: For bad usage, and where a model cannot be loaded or traced.
+        """
+
+
+COMMANDS: dict[str, Command] = {
     "analyze": analyze,
     "plan": plan,
     "max-batch": max_batch,
@@ -45,6 +64,11 @@ COMMANDS = {
     "run": run,
     "doctor": doctor,
 }
+_TARGET = """\
+TARGET is package.module:name or path/to/file.py:name; the name is an nn.Module class or
+instance, or a callable that returns one. Literals may be passed: 'nets.py:resnet(depth=50)'.
+"""
+_WITHOUT_TARGET = ("check", "run", "doctor")
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 _EPILOG = """\
@@ -157,8 +181,17 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"fxmem {fxmem.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in COMMANDS.values():
-        command.add_parser(commands)
+    for name, command in COMMANDS.items():
+        about = "" if name in _WITHOUT_TARGET else f"\n\n{_TARGET}"
+        added = commands.add_parser(
+            name,
+            help=command.HELP,
+            description=command.DESCRIPTION + about,
+            epilog=command.EPILOG,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        added.set_defaults(run=command.run_command, parser=added)
+        command.add_options(added)
     return parser
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fxmem.cli.output import (
     EXIT_FINDING,
@@ -14,7 +14,6 @@ from fxmem.cli.output import (
     write_result,
 )
 from fxmem.cli.step import (
-    add_command,
     add_count,
     add_step_options,
     analyze_step,
@@ -27,10 +26,11 @@ from fxmem.units import format_bytes
 if TYPE_CHECKING:
     from fxmem.analysis import Analysis
 
-_DESCRIPTION = """\
+HELP = "the peak of one step and what is alive there"
+DESCRIPTION = """\
 Runs one training step of the model on fake tensors (which take no memory) and
 reports its peak memory, where it lies, and what is alive there."""
-_EPILOG = """\
+EPILOG = """\
 examples:
   fxmem analyze resnet.py:ResNet18 --input 8x3x224x224 --optimizer adam
   fxmem analyze 'gpt.py:GPT(layers=24)' --input 4x512:int64 --budget 8GiB
@@ -42,10 +42,8 @@ cannot be loaded or traced
 """
 
 
-def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command."""
-    help = "the peak of one step and what is alive there"
-    parser = add_command(commands, "analyze", run_analyze, help, _DESCRIPTION, _EPILOG)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
     add_step_options(parser)
     output = add_step_output(parser)
     output.add_argument("--nodes", action="store_true", help="add a table of all nodes")
@@ -62,7 +60,7 @@ def add_step_output(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     return output
 
 
-def run_analyze(arguments: argparse.Namespace) -> int:
+def run_command(arguments: argparse.Namespace) -> int:
     """Analyses a target and writes the result."""
     step = parse_step(arguments)
     if arguments.top < 0:

@@ -22,7 +22,6 @@ from fxmem.cli.output import (
 from fxmem.cli.revisions import find_root
 from fxmem.cli.step import (
     StepChoice,
-    add_command,
     add_step_options,
     analyze_step,
     parse_step,
@@ -49,7 +48,8 @@ SCHEMA_VERSION = 1
 _EXAMPLE = "add [[tool.fxmem.checks]] with target, input and budget"
 _TOP = 10
 
-_DESCRIPTION = f"""\
+HELP = f"whether the steps that {FILE} lists keep their budgets"
+DESCRIPTION = f"""\
 Analyses the steps that the nearest {FILE} lists, and reports the ones over their
 budgets.
 
@@ -62,7 +62,7 @@ budgets.
   budget = "8GiB"
 
 Keys are the options of fxmem analyze. Keys of [tool.fxmem] itself hold for all checks."""
-_EPILOG = """\
+EPILOG = """\
 exit codes: 0 fine, 1 a step is over its budget or does not fit its GPU, 2 bad usage or a model
 that cannot be loaded or traced
 """
@@ -101,10 +101,8 @@ class Outcome:
     verdict: Verdict | None = None
 
 
-def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command."""
-    help = f"whether the steps that {FILE} lists keep their budgets"
-    parser = add_command(commands, "check", run_check, help, _DESCRIPTION, _EPILOG, False)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
     parser.add_argument("-q", "--quiet", action="store_true", help="show failures alone")
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="list the largest storages of every step"
@@ -112,7 +110,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     add_output_options(parser, has_format=True)
 
 
-def run_check(arguments: argparse.Namespace) -> int:
+def run_command(arguments: argparse.Namespace) -> int:
     """Runs the checks of a project and writes what they find."""
     kind = choose_format(arguments)
     output = arguments.output and os.path.abspath(arguments.output)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
 
 from fxmem.cli.output import (
     EXIT_FINDING,
@@ -17,7 +16,6 @@ from fxmem.cli.output import (
 )
 from fxmem.cli.revisions import analyze_revision, find_root
 from fxmem.cli.step import (
-    add_command,
     add_step_options,
     analyze_step,
     parse_step,
@@ -29,14 +27,15 @@ from fxmem.errors import UsageError
 from fxmem.report.json_report import parse_report
 from fxmem.units import format_bytes
 
-_DESCRIPTION = """\
+HELP = "what grew between two reports, or since a revision"
+DESCRIPTION = """\
 Compares the peaks of two steps: their totals, and the modules and storages that grew, with
 source lines. BEFORE and AFTER are reports of fxmem analyze --json -o FILE.json; or, with
 --git, a TARGET is analysed at a revision and in the working tree."""
 _USAGE = """\
 fxmem diff BEFORE.json AFTER.json [options]
        fxmem diff TARGET --git REVISION [--input SHAPE]... [options]"""
-_EPILOG = """\
+EPILOG = """\
 examples:
   fxmem diff before.json after.json
   fxmem diff net.py:Net --input 8x64 --git main --fail-above 2%
@@ -47,10 +46,8 @@ cannot be loaded or traced
 """
 
 
-def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command."""
-    help = "what grew between two reports, or since a revision"
-    parser = add_command(commands, "diff", run_diff, help, _DESCRIPTION, _EPILOG)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
     parser.usage = _USAGE
     add_step_options(parser, checks_fit=False)
     step_actions = [a for a in parser._actions if a.option_strings and a.dest != "help"]
@@ -67,7 +64,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     )
 
 
-def run_diff(arguments: argparse.Namespace) -> int:
+def run_command(arguments: argparse.Namespace) -> int:
     """Compares two steps and writes the result."""
     if arguments.fail_above is not None:
         measure_allowance(arguments.fail_above, 0)

@@ -8,21 +8,19 @@ import platform
 from typing import Any
 
 from fxmem.cli.output import write_output
-from fxmem.cli.step import add_command
 
-_DESCRIPTION = """\
+HELP = "versions, and whether this torch is supported"
+DESCRIPTION = """\
 Prints the versions of torch and of what fxmem works with, whether this torch is supported, and
 which of the private interfaces that fxmem relies on it lacks."""
-_EPILOG = """\
+EPILOG = """\
 exit codes: 0 this torch is supported, and all of its interfaces are there; 1 they are not
 """
 _LIBRARIES = ("transformers", "timm", "torchvision", "accelerate", "lightning")
 
 
-def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command."""
-    help = "versions, and whether this torch is supported"
-    parser = add_command(commands, "doctor", run_doctor, help, _DESCRIPTION, _EPILOG, False)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
     parser.add_argument(
         "--interfaces",
         action="store_true",
@@ -31,7 +29,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     )
 
 
-def run_doctor(arguments: argparse.Namespace) -> int:
+def run_command(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     if arguments.interfaces:
         write_output(write_interfaces() + "\n", None)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import Any
 
 from fxmem.cli.output import check_output, choose_width, show_progress, write_output
-from fxmem.cli.step import add_command, add_step_options, analyze_step, parse_step
+from fxmem.cli.step import add_step_options, analyze_step, parse_step
 from fxmem.errors import UsageError
 from fxmem.finding import explain_code, find_code
 from fxmem.report.blocks import render_text
 from fxmem.report.explanation import explain_storage
 from fxmem.report.tables import wrap
 
-_DESCRIPTION = """\
+HELP = "a finding, or why a storage is alive at the peak"
+DESCRIPTION = """\
 With the code of a finding, such as FX101, explains it: why memory is taken, and the code before
 and after. With a TARGET and a NODE, explains why that node's result or that storage is alive at
 the peak: the line that made it, what saved and what holds it, and when it is freed."""
-_EPILOG = """\
+EPILOG = """\
 examples:
   fxmem explain FX101
   fxmem explain resnet.py:ResNet18 stem.0 --input 8x3x224x224 --optimizer adam
@@ -28,10 +28,8 @@ exit codes: 0 fine, 2 bad usage, or a model that cannot be loaded or traced
 """
 
 
-def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command."""
-    help = "a finding, or why a storage is alive at the peak"
-    parser = add_command(commands, "explain", run_explain, help, _DESCRIPTION, _EPILOG)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
     add_step_options(parser, checks_fit=False)
     parser.add_argument(
         "node", metavar="NODE", nargs="?", help="a node, or a storage as the report names it"
@@ -39,7 +37,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
 
 
-def run_explain(arguments: argparse.Namespace) -> int:
+def run_command(arguments: argparse.Namespace) -> int:
     """Writes the text on a code, or analyses a target and explains a storage."""
     if re.fullmatch(r"(?i)fx\d*", arguments.target) or find_code(arguments.target):
         write_output(_wrap_markdown(explain_code(arguments.target), choose_width(None)), None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 import fxmem
 from fxmem.cli.output import (
@@ -14,14 +13,15 @@ from fxmem.cli.output import (
     write_line,
     write_result,
 )
-from fxmem.cli.step import add_command, add_count, add_step_options, parse_step, run_user_code
+from fxmem.cli.step import add_count, add_step_options, parse_step, run_user_code
 from fxmem.errors import UsageError
 
-_DESCRIPTION = """\
+HELP = "the meshes of GPUs, and the knobs, that fit"
+DESCRIPTION = """\
 Searches device meshes and settings with which one rank's step fits the GPU:
 activation checkpointing, resharding, offloading, sharded optimizer state. --input is the batch of
 one rank. Without --parallelize, fully_shard and DistributedDataParallel are compared."""
-_EPILOG = """\
+EPILOG = """\
 examples:
   fxmem fit gpt.py:GPT --input 4x512:int64 --optimizer adamw --gpu h100 --gpus 64
   fxmem fit gpt.py:GPT --input 4x512:int64 --gpu h100 --gpus 64 --mixed-precision bf16
@@ -32,10 +32,8 @@ exit codes: 0 something fits, 1 nothing does, 2 bad usage or a model that cannot
 """
 
 
-def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command."""
-    help = "the meshes of GPUs, and the knobs, that fit"
-    parser = add_command(commands, "fit", run_fit, help, _DESCRIPTION, _EPILOG)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
     add_step_options(parser, checks_fit=False, has_layout=False)
     group = parser.add_argument_group("the GPUs that share it (need not be present)")
     add_count(group, "--gpus", "how many", 8)
@@ -62,7 +60,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     add_output_options(parser)
 
 
-def run_fit(arguments: argparse.Namespace) -> int:
+def run_command(arguments: argparse.Namespace) -> int:
     """Finds what fits and writes it."""
     if arguments.gpu is None:
         raise UsageError("no GPU is given", hint="--gpu h100")

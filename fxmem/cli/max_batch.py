@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import itertools
 import re
-from typing import Any
 
 import fxmem
 from fxmem.batching.largest import report_max_batches
@@ -20,7 +19,6 @@ from fxmem.cli.output import (
     write_result,
 )
 from fxmem.cli.step import (
-    add_command,
     add_count,
     add_step_options,
     add_strategy_option,
@@ -34,12 +32,13 @@ from fxmem.units import format_bytes
 _LISTS = ("dtype", "autocast", "optimizer")
 _COMMA = re.compile(r",(?![^(]*\))")  # not between parentheses
 
-_DESCRIPTION = """\
+HELP = "the largest batch that fits a GPU or a memory"
+DESCRIPTION = """\
 Finds the largest batch whose step fits a GPU or a memory, from a few analyses: the answer and
 the next size are both analysed. --axis finds the longest sequence or the largest image instead.
 
 --dtype, --autocast and --optimizer also take lists, for a table of all combinations."""
-_EPILOG = """\
+EPILOG = """\
 examples:
   fxmem max-batch gpt.py:GPT --input 4x512:int64 --optimizer adamw --gpu rtx4090
   fxmem max-batch gpt.py:GPT --input 4x512:int64 --axis 1 --memory 24GiB
@@ -52,10 +51,8 @@ or traced
 """
 
 
-def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command."""
-    help = "the largest batch that fits a GPU or a memory"
-    parser = add_command(commands, "max-batch", run_max_batch, help, _DESCRIPTION, _EPILOG)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
     add_step_options(parser, checks_fit=False)
     limit = parser.add_argument_group("what is to fit")
     limit.add_argument(
@@ -90,7 +87,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     add_output_options(parser)
 
 
-def run_max_batch(arguments: argparse.Namespace) -> int:
+def run_command(arguments: argparse.Namespace) -> int:
     """Finds the largest size and writes it, or a table for several settings."""
     if arguments.gpu is None and arguments.memory is None:
         raise UsageError("no memory is given", hint="--gpu rtx4090, or --memory 24GiB")

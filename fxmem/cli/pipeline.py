@@ -15,7 +15,6 @@ from fxmem.cli.output import (
     write_result,
 )
 from fxmem.cli.step import (
-    add_command,
     add_count,
     add_gpu_options,
     add_input_option,
@@ -30,11 +29,12 @@ from fxmem.parallelism.layout import parse_mesh
 from fxmem.specs import parse_dtype
 from fxmem.units import format_bytes
 
-_DESCRIPTION = """\
+HELP = "the memory of each rank of a pipeline"
+DESCRIPTION = """\
 Records each rank of a pipeline in turn, as PyTorch's own stages and schedule run it: the peak of
 each rank, and the fullest. The TARGET is a list of modules, the stages in order: a function that
 returns one, a ModuleList or a Sequential."""
-_EPILOG = """\
+EPILOG = """\
 examples:
   fxmem pipeline gpt.py:split --input 32x512:int64 --optimizer adamw --loss cross_entropy
   fxmem pipeline gpt.py:split --input 32x512:int64 --schedule Interleaved1F1B --ranks 4
@@ -44,10 +44,8 @@ cannot be loaded or traced
 """
 
 
-def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command."""
-    help = "the memory of each rank of a pipeline"
-    parser = add_command(commands, "pipeline", run_pipeline, help, _DESCRIPTION, _EPILOG)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
     parser.add_argument("target", metavar="TARGET", help="the stages: module_or_file:name")
     step = parser.add_argument_group("the step")
     add_input_option(step)
@@ -78,7 +76,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     add_output_options(parser, budget="exit 1 if a peak is over it, e.g. 8GiB")
 
 
-def run_pipeline(arguments: argparse.Namespace) -> int:
+def run_command(arguments: argparse.Namespace) -> int:
     """Records a pipeline and writes the result."""
     args, kwargs = parse_inputs(arguments.inputs)
     dtype = None if arguments.dtype is None else parse_dtype(arguments.dtype)

@@ -15,7 +15,6 @@ from fxmem.cli.output import (
     write_result,
 )
 from fxmem.cli.step import (
-    add_command,
     add_count,
     add_step_options,
     add_strategy_option,
@@ -33,14 +32,15 @@ if TYPE_CHECKING:
     from fxmem.report.blocks import Block
     from fxmem.report.result import Result
 
-_DESCRIPTION = """\
+HELP = "what to recompute for a lower peak, and at what cost"
+DESCRIPTION = """\
 Finds which activations backward can recompute instead of keeping them, so that the peak of
 a training step falls for the least added time or FLOPs. The model is not changed: apply the
 plan in Python with fxmem.apply, or write the suggested lines into your own code.
 
 Without a limit, prints the table of all trade-offs. In inference nothing is recomputed: the
 plan is what the code could compute in place or free early."""
-_EPILOG = """\
+EPILOG = """\
 examples:
   fxmem plan resnet.py:ResNet18 --input 8x3x224x224 --optimizer adam
   fxmem plan 'gpt.py:GPT(layers=24)' --input 4x512:int64 --budget 4GiB -o plan.json
@@ -52,10 +52,8 @@ exit codes: 0 fine, 1 no plan keeps the limit, 2 bad usage or a model that canno
 """
 
 
-def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command."""
-    help = "what to recompute for a lower peak, and at what cost"
-    parser = add_command(commands, "plan", run_plan, help, _DESCRIPTION, _EPILOG)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
     add_step_options(parser, checks_fit=False)
     group = parser.add_argument_group("the limit: at most one")
     limits = group.add_mutually_exclusive_group()
@@ -98,7 +96,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     )
 
 
-def run_plan(arguments: argparse.Namespace) -> int:
+def run_command(arguments: argparse.Namespace) -> int:
     """Plans a target's step and writes the plan, or all trade-offs."""
     step = parse_step(arguments)
     limit = _parse_limit(arguments)

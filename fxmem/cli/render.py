@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import fxmem
 from fxmem.cli.output import check_output, read_plan, read_text, show_progress, write_output
 from fxmem.cli.step import (
-    add_command,
     add_count,
     add_step_options,
     add_strategy_option,
@@ -33,14 +32,15 @@ from fxmem.report.formats import (
 if TYPE_CHECKING:
     from fxmem.analysis import Analysis
 
-_DESCRIPTION = """\
+HELP = "a picture of one step, its peak marked"
+DESCRIPTION = """\
 Draws the operations of a step inside their modules, with the memory that each allocates,
 saves for backward and holds at the peak. TARGET may also be a report that was saved with
 fxmem analyze --json -o FILE.json.
 
 Blocks that repeat are drawn once, and modules are opened as far as a reader can take in,
 those around the peak to the last operation."""
-_EPILOG = """\
+EPILOG = """\
 examples:
   fxmem render resnet.py:ResNet18 --input 8x3x224x224 --optimizer adam -o peak.svg
   fxmem render gpt.py:GPT --input 4x512:int64 --plan plan.json -o plan.png
@@ -54,10 +54,8 @@ exit codes: 0 fine, 2 bad usage, a model that cannot be loaded or traced, or no 
 """
 
 
-def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command."""
-    help = "a picture of one step, its peak marked"
-    parser = add_command(commands, "render", run_render, help, _DESCRIPTION, _EPILOG)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
     add_step_options(parser, checks_fit=False)
     step_options = [a.dest for a in parser._actions if a.dest not in ("help", "target")]
     parser.set_defaults(step_options=step_options)
@@ -91,7 +89,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     picture.add_argument("--debug", action="store_true", help="show tracebacks")
 
 
-def run_render(arguments: argparse.Namespace) -> int:
+def run_command(arguments: argparse.Namespace) -> int:
     """Analyses a target, or reads a report, and draws it."""
     target: str = arguments.target
     is_report = target.lower().endswith(".json")

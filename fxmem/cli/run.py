@@ -6,21 +6,21 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import fxmem
 from fxmem.cli.analyze import add_step_output, check_fit
 from fxmem.cli.output import choose_format, show_progress, write_line, write_result
-from fxmem.cli.step import add_command, add_count, add_gpu_options, add_size_hint, parse_size_hint
+from fxmem.cli.step import add_count, add_gpu_options, add_size_hint, parse_size_hint
 from fxmem.errors import UsageError
 from fxmem.scripts.script_run import Progress
 
-_DESCRIPTION = """\
+HELP = "the steps of a training script, run as it is"
+DESCRIPTION = """\
 Runs a training script as it is, where no GPU is: what it puts on cuda becomes
 fake tensors, which take no memory, and data sets, loaders and files stay real.
 Ends it after some steps of its optimizers, and reports the largest and the first.
 """
-_EPILOG = """\
+EPILOG = """\
 examples:
   fxmem run train.py configs/small.yaml
   fxmem run --gpu rtx4090 --steps 5 train.py configs/small.yaml
@@ -33,10 +33,8 @@ that fails
 """
 
 
-def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command."""
-    help = "the steps of a training script, run as it is"
-    parser = add_command(commands, "run", run_run, help, _DESCRIPTION, _EPILOG, False)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
     parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module")
     parser.add_argument("script", metavar="SCRIPT", help="the script, as for python, or a launcher")
     parser.add_argument(
@@ -65,7 +63,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     add_step_output(parser)
 
 
-def run_run(arguments: argparse.Namespace) -> int:
+def run_command(arguments: argparse.Namespace) -> int:
     """Runs a script and writes the result; what the script prints goes to stderr."""
     if arguments.top < 0:
         raise UsageError(f"--top must be 0 or more, got {arguments.top}")

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +20,6 @@ from fxmem.specs import parse_dtype, parse_input
 if TYPE_CHECKING:
     from fxmem.analysis import Analysis
 
-_TARGET_HELP = """\
-TARGET is package.module:name or path/to/file.py:name; the name is an nn.Module class or
-instance, or a callable that returns one. Literals may be passed: 'nets.py:resnet(depth=50)'.
-"""
 _MOST_OVERHEAD = 2.0
 """A larger share is a number of percent whose sign was forgotten."""
 
@@ -36,32 +32,6 @@ class StepChoice:
     args: tuple[Any, ...]  # positional inputs
     kwargs: dict[str, Any]  # keyword inputs
     options: dict[str, Any]  # the other arguments of :func:`fxmem.analyze`
-
-
-def add_command(
-    commands: argparse._SubParsersAction[Any],
-    name: str,
-    run: Callable[[argparse.Namespace], int],
-    help: str,
-    description: str,
-    epilog: str,
-    has_target: bool = True,
-) -> argparse.ArgumentParser:
-    """Adds a command, which may have a TARGET, to the parser of ``fxmem``.
-
-    Its ``run`` takes the arguments, checks them before torch is imported and the model is run, and
-    returns the exit code, which the ``epilog`` explains. It raises FxmemError for bad usage, and
-    where a model cannot be loaded or traced.
-    """
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=help,
-        description=f"{description}\n\n{_TARGET_HELP}" if has_target else description,
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(run=run, parser=parser)
-    return parser
 
 
 def add_step_options(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
 
 from fxmem.cli.output import (
     EXIT_FINDING,
@@ -15,7 +14,6 @@ from fxmem.cli.output import (
     write_result,
 )
 from fxmem.cli.step import (
-    add_command,
     add_count,
     add_input_option,
     add_mesh_options,
@@ -29,12 +27,13 @@ from fxmem.specs import parse_dtype
 
 _QUIET = {"KINETO_LOG_LEVEL": "6", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 """Keeps the profiler's own messages off stderr; read when torch is imported."""
-_DESCRIPTION = """\
+HELP = "run real steps with and without a plan, and compare bit for bit"
+DESCRIPTION = """\
 Builds the model with real tensors, runs training steps with and without the plan from
 the same state, and compares bit for bit what they compute and leave behind: output,
 loss, gradients, buffers, parameters, optimizer state, inputs, random numbers. Then measures
 the peak of a step of each, and compares it with the peak that the plan promises."""
-_EPILOG = """\
+EPILOG = """\
 examples:
   fxmem plan gpt.py:GPT --input 4x512:int64 --max-overhead 10% -o plan.json
   fxmem verify gpt.py:GPT --input 4x512:int64 --plan plan.json --optimizer adamw
@@ -45,10 +44,8 @@ promises, 2 bad usage or a model that cannot be run
 """
 
 
-def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command."""
-    help = "run real steps with and without a plan, and compare bit for bit"
-    parser = add_command(commands, "verify", run_verify, help, _DESCRIPTION, _EPILOG)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
     parser.add_argument("target", metavar="TARGET", help="what to run: module_or_file:name")
     parser.add_argument(
         "--plan", metavar="FILE", required=True, help="from fxmem plan -o, for the same inputs"
@@ -68,7 +65,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     add_output_options(parser)
 
 
-def run_verify(arguments: argparse.Namespace) -> int:
+def run_command(arguments: argparse.Namespace) -> int:
     """Verifies a plan for a target and writes the result."""
     args, kwargs = parse_inputs(arguments.inputs)
     if arguments.steps < 1:
