@@ -18,6 +18,7 @@ from fxmem.cli.revisions import analyze_revision, find_root
 from fxmem.cli.step import (
     add_step_options,
     analyze_step,
+    list_given,
     parse_step,
     write_options,
 )
@@ -50,8 +51,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     parser.usage = _USAGE
     add_step_options(parser, checks_fit=False)
-    step_actions = [a for a in parser._actions if a.option_strings and a.dest != "help"]
-    parser.set_defaults(step_actions=step_actions)
     parser.add_argument("after", metavar="AFTER", nargs="?", help="the report to compare with")
     result = add_output_options(parser, has_format=True)
     result.add_argument(
@@ -84,7 +83,7 @@ def _compare_with_revision(arguments: argparse.Namespace) -> Comparison:
         hint = f"leave {arguments.after} out"
         raise UsageError("with --git, one TARGET is compared with itself", hint=hint)
     step = parse_step(arguments)
-    values = {a.option_strings[0]: getattr(arguments, a.dest) for a in arguments.step_actions}
+    values = {name: getattr(arguments, dest) for dest, name in arguments.step_options.items()}
     target, revision = arguments.target, arguments.git
     with show_progress(f"comparing {target} with {revision}"):
         before, name = analyze_revision(target, write_options(values), revision)
@@ -93,9 +92,8 @@ def _compare_with_revision(arguments: argparse.Namespace) -> Comparison:
 
 
 def _compare_reports(arguments: argparse.Namespace) -> Comparison:
-    paths, default = (arguments.target, arguments.after), arguments.parser.get_default
-    given = [a for a in arguments.step_actions if getattr(arguments, a.dest) != default(a.dest)]
-    if given or not all(path and path.endswith(".json") for path in paths):
+    paths = (arguments.target, arguments.after)
+    if list_given(arguments) or not all(path and path.endswith(".json") for path in paths):
         hint = "fxmem diff before.json after.json, or fxmem diff TARGET --git main"
         raise UsageError("name two saved reports, or a TARGET and --git", hint=hint)
     root = find_root(os.getcwd())

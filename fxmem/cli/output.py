@@ -247,38 +247,29 @@ def show_progress(
         delay_s: Seconds before the line appears, and between its updates.
         details: Says how far it is; where stderr is no terminal, each update is a line that stays.
     """
-    stream = sys.stderr
-    if details is None and not stream.isatty():
+    stream, start = sys.stderr, time.monotonic()
+    is_terminal, done = stream.isatty(), threading.Event()
+    if details is None and not is_terminal:
         yield
         return
-    if delay_s is None:
-        delay_s = _DELAY_S if stream.isatty() else _LOG_DELAY_S
-    done = threading.Event()
-    given = (stream, label, delay_s, done, details or (lambda: ""))
-    thread = threading.Thread(target=_update_line, args=given, daemon=True)
+
+    def update_line() -> None:
+        delay, end = delay_s or (_DELAY_S if is_terminal else _LOG_DELAY_S), ""
+        while not done.wait(delay):
+            more = details() if details else ""
+            elapsed_s = time.monotonic() - start
+            line = f"fxmem: {escape_controls(label)} ... {elapsed_s:.0f} s{more}"
+            with contextlib.suppress(OSError):  # nobody reads it
+                stream.write(f"{_CLEAR_LINE}{line}" if is_terminal else f"{line}\n")
+                stream.flush()
+            end = _CLEAR_LINE if is_terminal else ""
+        stream.write(end)
+        stream.flush()
+
+    thread = threading.Thread(target=update_line, daemon=True)
     thread.start()
     try:
         yield
     finally:
         done.set()
         thread.join()
-
-
-def _update_line(
-    stream: TextIO,
-    label: str,
-    delay_s: float,
-    done: threading.Event,
-    details: Callable[[], str],
-) -> None:
-    start, shown, is_terminal = time.monotonic(), False, stream.isatty()
-    while not done.wait(delay_s):
-        elapsed_s = time.monotonic() - start
-        line = f"fxmem: {escape_controls(label)} ... {elapsed_s:.0f} s{details()}"
-        with contextlib.suppress(OSError):  # nobody reads it
-            stream.write(f"{_CLEAR_LINE}{line}" if is_terminal else f"{line}\n")
-            stream.flush()
-        shown = is_terminal
-    if shown:
-        stream.write(_CLEAR_LINE)
-        stream.flush()

@@ -13,6 +13,7 @@ from fxmem.cli.step import (
     add_step_options,
     add_strategy_option,
     analyze_step,
+    list_given,
     parse_step,
 )
 from fxmem.errors import UsageError
@@ -57,8 +58,6 @@ exit codes: 0 fine, 2 bad usage, a model that cannot be loaded or traced, or no 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     add_step_options(parser, checks_fit=False)
-    step_options = [a.dest for a in parser._actions if a.dest not in ("help", "target")]
-    parser.set_defaults(step_options=step_options)
     picture = parser.add_argument_group("the picture")
     picture.add_argument(
         "-o",
@@ -133,11 +132,8 @@ def _choose_format(arguments: argparse.Namespace) -> str:
 def _read_report(arguments: argparse.Namespace, report: str) -> Analysis:
     from fxmem.analysis import Analysis
 
-    default = arguments.parser.get_default
-    given = [n for n in arguments.step_options if getattr(arguments, n) != default(n)]
-    if given:
-        option = given[0].replace("_", "-").removesuffix("s")
+    if given := list_given(arguments):
         raise UsageError(
-            f"{arguments.target} is a saved report: --{option} is for a model", hint="leave it out"
+            f"{arguments.target} is a saved report: {given[0]} is for a model", hint="leave it out"
         )
     return Analysis.from_json(report)

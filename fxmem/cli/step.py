@@ -73,6 +73,15 @@ def add_step_options(
     if has_layout:
         _add_layout(parser)
     _add_surroundings(parser, checks_fit)
+    given = (a for a in parser._actions if a.option_strings and a.dest != "help")
+    parser.set_defaults(step_options={a.dest: a.option_strings[0] for a in given})
+
+
+def list_given(arguments: argparse.Namespace) -> list[str]:
+    """Lists the options of the step whose value is not the default."""
+    default = arguments.parser.get_default
+    options = arguments.step_options.items()
+    return [name for dest, name in options if getattr(arguments, dest) != default(dest)]
 
 
 def add_count(
