@@ -74,10 +74,7 @@ def _chunk(edit: StepEdit, scores: Storage, product: Operation) -> Iterator[Stor
                 if not reads_parameter(edit, operation):  # two of the weight's, and their sum
                     edit.add(storage.nbytes, products[-1] + 1, products[-1] + 1)
     for index in product.reads if products else ():  # what the parts are computed of again
-        for source in (index, *(_list_reads(edit, edit.storages[index]))):
+        born = edit.storages[index].born
+        for source in (index, *(() if born == RESIDENT else operations[born].reads)):
             edit.keep(source, products[-1])
     yield from family
-
-
-def _list_reads(edit: StepEdit, storage: Storage) -> tuple[int, ...]:
-    return () if storage.born == RESIDENT else edit.graph.operations[storage.born].reads

@@ -6,6 +6,7 @@ import os
 from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from fxmem.graph import Category, SourceLocation
 from fxmem.report.document import LiveRow
@@ -49,15 +50,12 @@ def match_storages(before: Sequence[LiveRow], after: Sequence[LiveRow]) -> tuple
     Storages match by label and category. The rest match by category, shape, dtype and size, for a
     module may have been renamed.
     """
-
-    def key_by_label(storage: LiveRow) -> Hashable:
-        return storage.category, storage.label
-
-    def key_by_size(storage: LiveRow) -> Hashable:
-        return storage.category, storage.shape, storage.dtype, storage.nbytes
-
+    keys = (
+        attrgetter("category", "label"),
+        attrgetter("category", "shape", "dtype", "nbytes"),
+    )
     old, new, pairs = list(before), list(after), list[tuple[LiveRow, LiveRow]]()
-    for find_key in (key_by_label, key_by_size):
+    for find_key in keys:
         waiting: dict[Hashable, deque[LiveRow]] = defaultdict(deque)
         unmatched = []
         for storage in old:

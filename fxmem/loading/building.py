@@ -45,7 +45,7 @@ def silence_fake_kernels() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def make_parameters_fake(fake_mode: FakeTensorMode, *, on_registration: bool) -> Iterator[None]:
-    """Lets modules be built on fake parameters.
+    """Lets modules be built on fake parameters; without ``on_registration``, under the mode.
 
     Modules convert as in :func:`replace_converted`. ``trunc_normal_`` draws again until no value
     is outside its bounds, and a fake has no values.
@@ -64,6 +64,7 @@ def make_parameters_fake(fake_mode: FakeTensorMode, *, on_registration: bool) ->
 
     try:
         with (
+            contextlib.nullcontext() if on_registration else fake_mode,
             patch({nn.init: {"_no_grad_trunc_normal_": truncate_real}}),
             replace_converted(),
             warnings.catch_warnings(),

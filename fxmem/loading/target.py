@@ -27,7 +27,7 @@ from fxmem.loading.importing import (
 )
 from fxmem.loading.parsing import Target, check_call, is_target, parse_target
 from fxmem.source import find_raising_source
-from fxmem.tracing.state import save_random_states
+from fxmem.tracing.state import keep_random_states
 
 _MEANT = "name an nn.Module class or instance, or a function that returns one"
 
@@ -56,8 +56,8 @@ def load_target(target: str, fake_mode: FakeTensorMode | None) -> nn.Module:
     >>> load_target("torch.nn:Linear(3, out_features=2)", make_fake_mode()).weight
     Parameter(FakeTensor(..., size=(2, 3), requires_grad=True))
     """
-    parsed = parse_target(target)
-    with _keep_random_state(), keep_importable(parsed):
+    parsed, grad = parse_target(target), torch.is_grad_enabled()
+    with keep_random_states(), torch.set_grad_enabled(grad), keep_importable(parsed):
         found = find_object(import_target(parsed), parsed)
         if isinstance(found, nn.Module):
             if parsed.has_call:
@@ -84,8 +84,8 @@ def load_function(target: str) -> Any:
     Raises:
         LoadError: The target leads to nothing that can be called.
     """
-    parsed = parse_target(target)
-    with _keep_random_state(), keep_importable(parsed):
+    parsed, grad = parse_target(target), torch.is_grad_enabled()
+    with keep_random_states(), torch.set_grad_enabled(grad), keep_importable(parsed):
         found = find_object(import_target(parsed, again=False), parsed, is_model=False)
         if parsed.has_call and callable(found):
             check_call(found, parsed)
@@ -129,8 +129,8 @@ def _build(
     check_call(factory, target)
     ways: list[contextlib.AbstractContextManager[None]] = [contextlib.nullcontext()]
     if fake_mode is not None:
-        on_registration = make_parameters_fake(fake_mode, on_registration=True)
-        ways = [_build_on_fakes(fake_mode), on_registration, *ways]
+        fake_ways = (make_parameters_fake(fake_mode, on_registration=r) for r in (False, True))
+        ways = [*fake_ways, *ways]
     errors: list[Exception] = []
     for context in ways:
         # The same error from two ways of building is the user's own: the real way, which
@@ -171,24 +171,3 @@ def _explain_failed_build(target: Target, error: BaseException) -> LoadError:
     else:
         hint = "see the whole traceback with --debug"
     return LoadError(f"{target.text!r} raised {summarize_error(error)}{at}", hint=hint)
-
-
-@contextlib.contextmanager
-def _build_on_fakes(fake_mode: FakeTensorMode) -> Iterator[None]:
-    with fake_mode, make_parameters_fake(fake_mode, on_registration=False):
-        yield
-
-
-@contextlib.contextmanager
-def _keep_random_state() -> Iterator[None]:
-    """Puts back what loading changes and every later result depends on."""
-    # Asking for the generators of a GPU that nobody uses yet would start it.
-    is_in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    devices = range(torch.cuda.device_count()) if is_in_use else ()
-    restore_others, grad_enabled = save_random_states(), torch.is_grad_enabled()
-    with torch.random.fork_rng(devices=devices):
-        try:
-            yield
-        finally:
-            torch.set_grad_enabled(grad_enabled)
-            restore_others()

@@ -8,10 +8,9 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from fxmem.finding import Finding
-from fxmem.gpus import CONTEXT_BYTES
 from fxmem.graph import Category, Node, Phase, SourceLocation
-from fxmem.memory.allocation import Exhaustion
 from fxmem.memory.labels import label_operator
+from fxmem.report.text import write_fit
 
 if TYPE_CHECKING:
     from fxmem.analysis import Analysis
@@ -51,19 +50,6 @@ class DeviceRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
-    """The step in the memory of the target GPU."""
-
-    gpu: str
-    capacity_bytes: int
-    exhaustion: Exhaustion | None = None  # where it runs out, unless the step fits
-    retries: int = 0  # how often the allocator gives back its cache
-    # least and most of the CUDA context, with NCCL's buffers where ranks communicate
-    context_bytes: tuple[int, int] = CONTEXT_BYTES
-    compiled: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class LiveRow:
     """A storage that is alive at the peak, or the workspace of the kernel that runs there."""
 
@@ -98,7 +84,7 @@ class Document:
     forward_flops: int = 0  # of forward and loss
     backward_flops: int = 0
     device: tuple[DeviceRow, ...] = ()  # to compare with the device's own; none on the CPU
-    fit: Fit | None = None  # None without a target GPU
+    fit: str = ""  # whether it fits the target GPU, in a sentence
     first_step: Headline | None = None  # where it differs from the second's, the headline, by 1 %
     findings: tuple[Finding, ...] = ()  # largest saving first
     notes: tuple[str, ...] = ()  # on the figures, a sentence each
@@ -106,7 +92,7 @@ class Document:
 
 def build_document(analysis: Analysis) -> Document:
     """Collects the content of an analysis's report."""
-    peak, optimizer, run = analysis.peak, analysis.setup.optimizer, analysis.device_run
+    peak, optimizer = analysis.peak, analysis.setup.optimizer
     node = peak.node.name if peak.node else None
     first, first_step = analysis.first_step, None
     if first is not None and abs(first.peak_bytes - peak.nbytes) > _ALIKE * peak.nbytes:
@@ -119,16 +105,6 @@ def build_document(analysis: Analysis) -> Document:
         "gradients": analysis.gradient_bytes,
         "optimizer state": analysis.optimizer_state_bytes,
     }
-    fit = None
-    if analysis.gpu is not None and run is not None:
-        fit = Fit(
-            analysis.gpu.name,
-            analysis.gpu.capacity_bytes,
-            run.exhaustion,
-            run.retries,
-            analysis.context_bytes,
-            analysis.setup.compiled,
-        )
     breakdown = sorted(analysis.breakdown.items(), key=lambda row: -row[1])
     return Document(
         headline=Headline(peak.nbytes, peak.phase, node, peak.source, optimizer, peak.parameters),
@@ -142,7 +118,7 @@ def build_document(analysis: Analysis) -> Document:
         forward_flops=analysis.forward_flops,
         backward_flops=analysis.backward_flops,
         device=tuple(_list_device(analysis)),
-        fit=fit,
+        fit=write_fit(analysis),
         first_step=first_step,
         findings=analysis.findings,
         notes=tuple(_write_notes(analysis)),

@@ -22,7 +22,6 @@ from fxmem.report.page_data import build_page_data
 from fxmem.report.tables import Table, escape_controls
 from fxmem.report.text import (
     write_first_step,
-    write_fit,
     write_headline,
     write_range,
     write_source,
@@ -64,7 +63,7 @@ def write_html(
         headline=escape_controls(write_headline(document.headline)),
         subject=escape_controls(write_subject(document.setup)),
         first_step=[*map(escape_controls, write_first_step(document))],
-        fit=None if document.fit is None else escape_controls(write_fit(document.fit)),
+        fit=escape_controls(document.fit),
         plan=plan,
         has_planned=planned is not None,
         plan_notes=[] if plan is None else [*_list_plan_notes(plan, planned, front)],

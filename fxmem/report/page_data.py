@@ -114,14 +114,11 @@ def _list_lives(storages: Sequence[Storage]) -> dict[str, list[int]]:
     }
 
 
-def list_modules(model: Module, nodes: Sequence[NodeRow]) -> tuple[ModuleRow, ...]:
-    """Lists the modules of a model and the operations in them, each before its inside."""
-    return tuple(_list_rows(model, "", 0, nodes))
-
-
-def _list_rows(
-    module: Module, name: str, level: int, nodes: Sequence[NodeRow]
+def list_modules(
+    module: Module, nodes: Sequence[NodeRow], name: str = "", level: int = 0
 ) -> Iterator[ModuleRow]:
+    """Lists a module, the modules in it and their operations, each before its inside."""
+
     def sum_up(row: Module | NodeRow) -> tuple[int, ...]:
         return tuple(getattr(row, each) for each in _SUMS)
 
@@ -131,7 +128,7 @@ def _list_rows(
         yield ModuleRow(name, level, module.nodes[0], sums)
         return
     parts = [
-        [*_list_rows(child, child.fqn.rpartition(".")[2], level + 1, nodes)]
+        [*list_modules(child, nodes, child.fqn.rpartition(".")[2], level + 1)]
         for child in module.children
     ]
     for index in module.nodes:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 from fxmem.gpus import CONTEXT_BYTES
 from fxmem.graph import Category, Phase, SourceLocation
 from fxmem.report.blocks import Block, Heading, Paragraph
-from fxmem.report.document import Document, Fit, Headline
 from fxmem.report.tables import Bytes, Cell, Flops, Table
 from fxmem.units import format_bytes
 
 if TYPE_CHECKING:
+    from fxmem.analysis import Analysis
     from fxmem.memory.liveness import Peak
+    from fxmem.report.document import Document, Headline
     from fxmem.setup import Setup
 
 
@@ -120,13 +121,16 @@ def write_subject(setup: Setup, *, has_loop: bool = True) -> str:
     return "; ".join(parts)
 
 
-def write_fit(fit: Fit) -> str:
-    """Writes in one sentence whether the step fits the GPU."""
-    gpu = f"{fit.gpu} ({format_bytes(fit.capacity_bytes)})"
-    ran_out = fit.exhaustion
+def write_fit(analysis: Analysis) -> str:
+    """Writes in one sentence whether the step fits the target GPU; empty without one."""
+    run = analysis.device_run
+    if analysis.gpu is None or run is None:
+        return ""
+    gpu = f"{analysis.gpu.name} ({format_bytes(analysis.gpu.capacity_bytes)})"
+    ran_out = run.exhaustion
     if ran_out is None:
-        times = f"{fit.retries} times" if fit.retries > 1 else "once"
-        cached = f", after the allocator has given back its cache {times}" if fit.retries else ""
+        times = f"{run.retries} times" if run.retries > 1 else "once"
+        cached = f", after the allocator has given back its cache {times}" if run.retries else ""
         return f"Fits {gpu}{cached}."
     step = "" if ran_out.step is not None else "the first step's "
     if ran_out.phase is None:
@@ -137,13 +141,13 @@ def write_fit(fit: Fit) -> str:
     else:
         where = f"in {step}{write_place(ran_out.phase, ran_out.node, ran_out.source)}"
     where = f"{where}: {ran_out.cause}"
-    if fit.compiled:
+    if analysis.setup.compiled:
         return f"Eager would not fit {gpu}, {where}; the script compiles."
     if ran_out.is_certain:
         return f"Does not fit {gpu}, {where}."
-    least, most = map(format_bytes, fit.context_bytes)
+    least, most = map(format_bytes, analysis.context_bytes)
     takes = f"takes {least}, but not if it takes {most}"
-    if fit.context_bytes != CONTEXT_BYTES:
+    if analysis.context_bytes != CONTEXT_BYTES:
         takes = f"and NCCL take {least}, but not if they take {most}"
     return f"Fits {gpu} if the CUDA context {takes}: {where}."
 
@@ -200,8 +204,8 @@ def _list_figures(document: Document) -> Iterator[Block]:
                 peak = write_range(row.least_bytes, row.most_bytes)
             device.append((row.label, peak, row.compare_with))
         yield Table(["on the GPU", "peak", "compare with"], device, right=["peak"])
-    if document.fit is not None:
-        yield Paragraph([write_fit(document.fit)])
+    if document.fit:
+        yield Paragraph([document.fit])
     totals: list[Sequence[Cell]] = [(label, Bytes(n)) for label, n in document.totals.items()]
     totals.append(("forward", Flops(document.forward_flops)))
     if document.setup.mode != "infer":

@@ -5,12 +5,13 @@ A graph holds constants where the code read such state, and would not change it 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from numbers import Number
 from typing import Any
 
@@ -142,6 +143,20 @@ def save_random_states() -> Callable[[], None]:
             numpy_random.set_state(numpy_state)
 
     return restore
+
+
+@contextlib.contextmanager
+def keep_random_states() -> Iterator[None]:
+    """Restores all generators at the end: PyTorch's, Python's and NumPy's."""
+    # Asking for the generators of a GPU that nobody uses yet would start it.
+    is_in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    devices = range(torch.cuda.device_count()) if is_in_use else ()
+    restore_others = save_random_states()
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            restore_others()
 
 
 def list_generators(inputs: Iterable[Any]) -> list[torch.Generator]:

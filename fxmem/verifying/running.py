@@ -22,7 +22,7 @@ from fxmem.fakes.fake_mode import read_leaf
 from fxmem.source import find_raising_source
 from fxmem.specs import TensorSpec
 from fxmem.tracing.modules import HOOK_TABLES
-from fxmem.tracing.state import save_random_states
+from fxmem.tracing.state import keep_random_states
 from fxmem.training.losses import resolve_loss
 from fxmem.training.optimizers import Adam8bit, resolve_optimizer
 from fxmem.training.options import LossChoice, OptimizerChoice, load_choice
@@ -89,11 +89,7 @@ def keep_state(*models: nn.Module) -> Iterator[None]:
     values = [(tensor, tensor.detach().clone()) for tensor in _list_tensors(tables)]
     generators = {g for g in tree_iter(tables) if isinstance(g, torch.Generator)}
     states = [(generator, generator.get_state()) for generator in generators]
-    restore_others = save_random_states()
-    # Asking for the generator of a GPU that nobody uses would start it.
-    is_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    gpus = range(torch.cuda.device_count()) if is_cuda else ()
-    with torch.random.fork_rng(gpus):
+    with keep_random_states():
         for model in models:
             model.zero_grad(set_to_none=True)
         try:
@@ -110,7 +106,6 @@ def keep_state(*models: nn.Module) -> Iterator[None]:
                 parameter.grad = gradient
             for generator, state in states:
                 generator.set_state(state)
-            restore_others()
 
 
 def list_random_states() -> dict[str, Any]:
