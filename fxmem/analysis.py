@@ -391,7 +391,7 @@ class Analysis(Result):
             with ``storages``, the bytes of its storages by index, and their sum ``nbytes``.
             The graph has ``model``, ``peak_bytes`` and ``phase``, that of the peak.
         """
-        from fxmem.report.graph.digraph import build_digraph
+        from fxmem.report.graph.view import build_digraph
 
         return build_digraph(build_document(self))
 

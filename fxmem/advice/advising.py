@@ -8,9 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from fxmem.advice.folding import fold_norms
-from fxmem.advice.offloading import find_offloads
-from fxmem.advice.variants import Variant, list_variants
+from fxmem.advice.holding import find_offloads
+from fxmem.advice.variants import Variant, fold_norms, list_variants
 from fxmem.analysis import Analysis
 from fxmem.analyzing import analyze
 from fxmem.errors import FxmemError

@@ -10,10 +10,8 @@ import re
 from collections.abc import Mapping
 from importlib.resources import files
 
-from fxmem.advice.eager_attention import find_attention
+from fxmem.advice.activations import find_attention, find_logits, find_upcasts
 from fxmem.advice.holding import find_cache, find_gradients, find_held_outputs
-from fxmem.advice.upcasts import find_upcasts
-from fxmem.advice.vocabulary import find_logits
 from fxmem.finding import Finder, register_finding
 
 _FINDERS: Mapping[str, Finder] = {

@@ -27,9 +27,8 @@ from fxmem.cli.step import (
     parse_step,
     write_options,
 )
-from fxmem.comparison.changes import find_guilty_line, match_storages
+from fxmem.comparison.changes import find_guilty_line, list_storages, match_storages
 from fxmem.comparison.footprints import Footprint, read_footprint
-from fxmem.comparison.texts import list_storages
 from fxmem.errors import FxmemError, UsageError
 from fxmem.graph import SourceLocation
 from fxmem.report.blocks import Block, Heading, Paragraph

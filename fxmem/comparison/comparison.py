@@ -10,13 +10,16 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from fxmem.comparison.changes import (
+    SIZES,
     Change,
+    Growth,
     compare_modules,
     find_guilty_line,
+    list_changes,
+    list_sizes,
     match_storages,
 )
 from fxmem.comparison.footprints import Footprint, read_footprint
-from fxmem.comparison.texts import SIZES, Growth, list_changes, list_sizes
 from fxmem.errors import UsageError
 from fxmem.graph import SourceLocation
 from fxmem.report.blocks import Block, Heading

@@ -18,11 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 import fxmem
 from benchmarks.cases import import_torchvision
-from fxmem.advice.eager_attention import find_attention
-from fxmem.advice.holding import find_cache, find_gradients, find_held_outputs
-from fxmem.advice.offloading import find_offloads
-from fxmem.advice.upcasts import find_upcasts
-from fxmem.advice.vocabulary import find_logits
+from fxmem.advice.activations import find_attention, find_logits, find_upcasts
+from fxmem.advice.holding import find_cache, find_gradients, find_held_outputs, find_offloads
 from fxmem.analysis import Analysis
 from fxmem.errors import UsageError
 from fxmem.finding import FINDERS, TEXTS, Finding, explain_code

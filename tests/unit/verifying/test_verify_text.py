@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 from hand_made_plans import make_verification
 
-from fxmem.verifying.text import describe_difference
-from fxmem.verifying.verification import Difference, Kind, Promise, StepFigures
+from fxmem.verifying.verification import Difference, Kind, Promise, StepFigures, describe_difference
 
 EQUAL = make_verification(
     promise=Promise(20 << 20, is_plans_own=True, deviation=0.0, is_kept=True),
