@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fxmem.cli.diff import find_root
 from fxmem.cli.output import (
     EXIT_FINDING,
     EXIT_USAGE,
@@ -19,7 +20,6 @@ from fxmem.cli.output import (
     show_progress,
     write_result,
 )
-from fxmem.cli.revisions import find_root
 from fxmem.cli.step import (
     StepChoice,
     add_step_options,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hand_made import make_analysis
 
-from fxmem.cli import diff, main, revisions
+from fxmem.cli import diff, main
 
 FAILS = "import sys; sys.exit('noise\\nfxmem: error: no \\'Net\\' in \\'net.py\\'')"
 REPORTS = """
@@ -29,7 +29,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "repository"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(revisions, "_CHILD", REPORTS)
+    monkeypatch.setattr(diff, "_CHILD", REPORTS)
     monkeypatch.setattr(diff, "analyze_step", lambda step: make_analysis())
     monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
     (folder / "report.json").write_text(json.dumps(make_analysis().to_dict()))
@@ -83,7 +83,7 @@ def test_a_folder_that_a_revision_lacks(
 def test_an_error_names_its_revision(
     repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(revisions, "_CHILD", FAILS)
+    monkeypatch.setattr(diff, "_CHILD", FAILS)
     commit = git("rev-parse", "main")[:9]
     assert fail(capsys, "main") == f"at main ({commit}): no 'Net' in 'net.py'"
 
