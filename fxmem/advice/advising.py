@@ -17,10 +17,7 @@ from fxmem.finding import Finding, choose_findings
 
 
 def advise(
-    model: nn.Module | str,
-    args: Any = (),
-    kwargs: Mapping[str, Any] | None = None,
-    **options: Any,
+    model: nn.Module | str, args: Any = (), kwargs: Mapping[str, Any] | None = None, **options: Any
 ) -> tuple[Finding, ...]:
     """Finds changes other than a plan that lower the peak of a step, largest saving first.
 

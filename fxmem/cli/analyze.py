@@ -13,12 +13,7 @@ from fxmem.cli.output import (
     write_line,
     write_result,
 )
-from fxmem.cli.step import (
-    add_count,
-    add_step_options,
-    analyze_step,
-    parse_step,
-)
+from fxmem.cli.step import add_count, add_step_options, analyze_step, parse_step
 from fxmem.errors import UsageError
 from fxmem.report.module_table import DEPTH
 from fxmem.units import format_bytes

@@ -20,13 +20,7 @@ from fxmem.cli.output import (
     show_progress,
     write_result,
 )
-from fxmem.cli.step import (
-    StepChoice,
-    add_step_options,
-    analyze_step,
-    parse_step,
-    write_options,
-)
+from fxmem.cli.step import StepChoice, add_step_options, analyze_step, parse_step, write_options
 from fxmem.comparison.changes import find_guilty_line, list_storages, match_storages
 from fxmem.comparison.footprints import Footprint, read_footprint
 from fxmem.errors import FxmemError, UsageError

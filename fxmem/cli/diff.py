@@ -21,13 +21,7 @@ from fxmem.cli.output import (
     write_line,
     write_result,
 )
-from fxmem.cli.step import (
-    add_step_options,
-    analyze_step,
-    list_given,
-    parse_step,
-    write_options,
-)
+from fxmem.cli.step import add_step_options, analyze_step, list_given, parse_step, write_options
 from fxmem.comparison.comparison import Comparison, compare, measure_allowance
 from fxmem.comparison.footprints import Footprint, read_footprint
 from fxmem.errors import LoadError, UsageError
@@ -64,9 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("after", metavar="AFTER", nargs="?", help="the report to compare with")
     result = add_output_options(parser, has_format=True)
     result.add_argument(
-        "--git",
-        metavar="REVISION",
-        help="analyse TARGET at this revision and in the working tree",
+        "--git", metavar="REVISION", help="analyse TARGET at this revision and in the working tree"
     )
     result.add_argument(
         "--fail-above", metavar="GROWTH", help="exit 1 if the peak grows by more: 2%% or 100MiB"

@@ -13,14 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from fxmem.errors import UsageError
-from fxmem.report.formats import (
-    FORMATS,
-    RenderOptions,
-    encode,
-    find_format,
-    find_view,
-    render_as,
-)
+from fxmem.report.formats import FORMATS, RenderOptions, encode, find_format, find_view, render_as
 from fxmem.report.tables import escape_controls
 from fxmem.units import parse_bytes
 

@@ -58,10 +58,7 @@ def match_storages(before: Sequence[LiveRow], after: Sequence[LiveRow]) -> tuple
     Storages match by label and category. The rest match by category, shape, dtype and size, for a
     module may have been renamed.
     """
-    keys = (
-        attrgetter("category", "label"),
-        attrgetter("category", "shape", "dtype", "nbytes"),
-    )
+    keys = (attrgetter("category", "label"), attrgetter("category", "shape", "dtype", "nbytes"))
     old, new, pairs = list(before), list(after), list[tuple[LiveRow, LiveRow]]()
     for find_key in keys:
         waiting: dict[Hashable, deque[LiveRow]] = defaultdict(deque)

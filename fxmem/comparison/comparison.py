@@ -121,10 +121,7 @@ class Comparison(Result):
 
 
 def compare(
-    before: Footprint,
-    after: Footprint,
-    *,
-    names: tuple[str, str] = ("before", "after"),
+    before: Footprint, after: Footprint, *, names: tuple[str, str] = ("before", "after")
 ) -> Comparison:
     """Compares the peaks of two steps.
 
