@@ -46,7 +46,7 @@ def fxmem_analyze(request: pytest.FixtureRequest) -> Callable[..., Analysis]:
         __tracebackhide__ = True
         import fxmem
         from fxmem.comparison.changes import list_storages
-        from fxmem.comparison.footprints import read_footprint
+        from fxmem.comparison.changes import read_footprint
         from fxmem.report.blocks import Heading, render_text
         from fxmem.report.text import write_headline, write_subject
         from fxmem.units import format_bytes, resolve_bytes

@@ -17,10 +17,9 @@ from fxmem.analysis import Analysis
 from fxmem.fakes.devices import keep_default_on_cpu, translate_devices
 from fxmem.fakes.fake_mode import make_fake_mode, read_leaf
 from fxmem.loading.axes import find_axis, resize_inputs
-from fxmem.loading.building import silence_fake_kernels
 from fxmem.loading.inputs import gather_inputs
 from fxmem.loading.parsing import is_target
-from fxmem.loading.target import load_target, prepare_targets
+from fxmem.loading.target import load_target, prepare_targets, silence_fake_kernels
 from fxmem.planning.model.index import is_batch_norm
 from fxmem.specs import TensorSpec
 from fxmem.training.optimizers import OPTIMIZERS, parse_settings

@@ -21,8 +21,13 @@ from fxmem.cli.output import (
     write_result,
 )
 from fxmem.cli.step import StepChoice, add_step_options, analyze_step, parse_step, write_options
-from fxmem.comparison.changes import find_guilty_line, list_storages, match_storages
-from fxmem.comparison.footprints import Footprint, read_footprint
+from fxmem.comparison.changes import (
+    Footprint,
+    find_guilty_line,
+    list_storages,
+    match_storages,
+    read_footprint,
+)
 from fxmem.errors import FxmemError, UsageError
 from fxmem.graph import SourceLocation
 from fxmem.report.blocks import Block, Heading, Paragraph

@@ -22,8 +22,8 @@ from fxmem.cli.output import (
     write_result,
 )
 from fxmem.cli.step import add_step_options, analyze_step, list_given, parse_step, write_options
+from fxmem.comparison.changes import Footprint, read_footprint
 from fxmem.comparison.comparison import Comparison, compare, measure_allowance
-from fxmem.comparison.footprints import Footprint, read_footprint
 from fxmem.errors import LoadError, UsageError
 from fxmem.graph import is_installed
 from fxmem.report.json_report import parse_report

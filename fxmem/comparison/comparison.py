@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 from fxmem.comparison.changes import (
     SIZES,
     Change,
+    Footprint,
     Growth,
     compare_modules,
     find_guilty_line,
     list_changes,
     list_sizes,
     match_storages,
+    read_footprint,
 )
-from fxmem.comparison.footprints import Footprint, read_footprint
 from fxmem.errors import UsageError
 from fxmem.graph import SourceLocation
 from fxmem.report.blocks import Block, Heading

@@ -17,7 +17,7 @@ from torch.fx.passes.shape_prop import _extract_tensor_metadata
 
 from fxmem.graph import SourceLocation
 from fxmem.kernels.cpu import CPU
-from fxmem.loading.building import silence_fake_kernels
+from fxmem.loading.target import silence_fake_kernels
 from fxmem.patching import hold_process
 from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.conditions import leave_autocast

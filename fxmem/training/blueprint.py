@@ -18,7 +18,7 @@ from fxmem.fakes.devices import keep_default_on_cpu, translate_devices
 from fxmem.fakes.fake_mode import lies_on_accelerator, make_fake_inputs
 from fxmem.fakes.swapping import restore_user_state, settle_lazy, swap_in_fakes
 from fxmem.kernels.registry import Backend
-from fxmem.loading.building import replace_converted
+from fxmem.loading.target import replace_converted
 from fxmem.parallelism.process_group import make_mesh
 from fxmem.parallelism.wrapping import copy_model, parallelize_model, shard_optimizer
 from fxmem.recording.constants import remember_inputs

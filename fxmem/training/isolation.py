@@ -14,8 +14,7 @@ from fxmem.fakes.values import answer_fake_checks
 from fxmem.kernels.cuda.present_gpu import show_gpu
 from fxmem.kernels.functions import lower_functions
 from fxmem.kernels.registry import Backend
-from fxmem.loading.building import silence_fake_kernels
-from fxmem.loading.target import prepare_targets
+from fxmem.loading.target import prepare_targets, silence_fake_kernels
 from fxmem.parallelism.layout import Layout
 from fxmem.parallelism.process_group import offer_group
 from fxmem.patching import hold_process, leave_recording, patch

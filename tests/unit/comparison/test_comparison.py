@@ -9,9 +9,14 @@ from typing import Any
 import pytest
 from hand_made import MIB, make_analysis
 
-from fxmem.comparison.changes import compare_modules, find_guilty_line, list_changes, match_storages
+from fxmem.comparison.changes import (
+    compare_modules,
+    find_guilty_line,
+    list_changes,
+    match_storages,
+    read_footprint,
+)
 from fxmem.comparison.comparison import Comparison, compare, measure_allowance
-from fxmem.comparison.footprints import read_footprint
 from fxmem.errors import UsageError
 from fxmem.graph import Category, SourceLocation
 from fxmem.report.document import LiveRow

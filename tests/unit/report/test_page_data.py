@@ -15,7 +15,7 @@ from fxmem.graph import MemoryGraph
 from fxmem.memory.module_tree import Module
 from fxmem.planning.outcome import PlannedStep
 from fxmem.report.document import build_document
-from fxmem.report.page_data import NONE, ModuleRow, build_page_data, list_modules
+from fxmem.report.html import NONE, ModuleRow, build_page_data, list_rows
 
 
 def build(analysis: Analysis | None = None, **more: Any) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def test_modules_and_their_operations_are_in_the_order_in_which_they_ran() -> No
     conv = Module("up.0.conv", "Conv2d", parameter_bytes=100, live_bytes=107, nodes=(1,))
     block = Module("up.0", "Block", parameter_bytes=110, nodes=(2,), children=(conv,))
     up = Module("up", children=(block,), saved_bytes=3)
-    rows = [*list_modules(Module("", nodes=(3,), children=(up,)), nodes)]
+    rows = [*list_rows(Module("", nodes=(3,), children=(up,)), nodes)]
     labels = ["", "up", "0 (Block)", "conv", "relu", "cat"]
     assert outline(rows) == [*zip([0, 1, 2, 3, 3, 1], labels, strict=True)]
     assert [row.sums[0] for row in rows] == [0, 0, 110, 100, 0, 0]
