@@ -45,8 +45,7 @@ def fxmem_analyze(request: pytest.FixtureRequest) -> Callable[..., Analysis]:
     ) -> Analysis:
         __tracebackhide__ = True
         import fxmem
-        from fxmem.comparison.changes import list_storages
-        from fxmem.comparison.changes import read_footprint
+        from fxmem.comparison.changes import list_storages, read_footprint
         from fxmem.report.blocks import Heading, render_text
         from fxmem.report.text import write_headline, write_subject
         from fxmem.units import format_bytes, resolve_bytes
