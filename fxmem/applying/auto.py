@@ -77,7 +77,7 @@ def auto(
     if len(limits) > 1:
         raise UsageError(f"{' and '.join(limits)} are two limits", hint="give one of them")
     if not limits:
-        planning["budget"] = _find_memory(**options)
+        planning["budget"] = find_memory(**options)
     plan_step = functools.partial(_plan_step, planning, options)
     if model is None:
         return functools.partial(_plan_lazily, plan_step)
@@ -86,7 +86,7 @@ def auto(
     return plan_step(model, args, kwargs)
 
 
-def _find_memory(gpu: str | None = None, device: str = "cuda", **_: Any) -> int:
+def find_memory(gpu: str | None = None, device: str = "cuda", **_: Any) -> int:
     """Finds the memory of the GPU that is named, or of this machine's."""
     if gpu is not None:
         return find_gpu(gpu).capacity_bytes

@@ -137,24 +137,17 @@ def _run_one(check: Check, root: str) -> Outcome:
             report = analyze_step(check.step).to_dict()
     except FxmemError as error:
         return Outcome(check, None, Verdict("not-analysed", f"{check.name}: {error}"))
-    peak = read_footprint(report, root)
-    problems = _judge(check, peak)
-    if not problems:
-        return Outcome(check, peak)
-    message = f"{check.name}: {write_headline(peak.headline)}, {', '.join(problems.values())}"
-    line = find_guilty_line(match_storages((), peak.live))
-    return Outcome(check, peak, Verdict(next(iter(problems)), message, line))
-
-
-def _judge(check: Check, peak: Footprint) -> dict[str, str]:
-    """Finds what is wrong with a step, by rule."""
-    problems, budget = {}, check.budget_bytes
+    peak, budget, problems = read_footprint(report, root), check.budget_bytes, dict[str, str]()
     if budget is not None and peak.peak_bytes > budget:
         over = format_bytes(peak.peak_bytes - budget)
         problems["over-budget"] = f"{over} over the budget of {format_bytes(budget)}"
     if peak.misfit:
         problems["does-not-fit"] = peak.misfit
-    return problems
+    if not problems:
+        return Outcome(check, peak)
+    message = f"{check.name}: {write_headline(peak.headline)}, {', '.join(problems.values())}"
+    line = find_guilty_line(match_storages((), peak.live))
+    return Outcome(check, peak, Verdict(next(iter(problems)), message, line))
 
 
 def _list_blocks(results: Sequence[Outcome], is_verbose: bool) -> Iterator[Block]:
@@ -211,11 +204,8 @@ def read_checks(folder: str) -> tuple[str, list[Check]]:
             raise UsageError(f"no {FILE} here or above has [tool.fxmem]", hint=_EXAMPLE)
         found = os.path.dirname(found)
     entries = table.pop("checks", None) if isinstance(table, dict) else None
-    if (
-        not entries
-        or not isinstance(entries, list)
-        or not all(isinstance(e, dict) for e in entries)
-    ):
+    is_list = isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)
+    if not entries or not is_list:
         raise UsageError(f"{FILE}: tool.fxmem.checks lists no checks", hint=_EXAMPLE)
     parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
     add_step_options(parser)
@@ -253,9 +243,8 @@ def _read_check(
     for key, value in values.items():
         if key not in options or key == "help":
             close = difflib.get_close_matches(key, options, n=1)
-            hint = (
-                f"did you mean {close[0]}?" if close else "an option of fxmem analyze, without --"
-            )
+            other = "an option of fxmem analyze, without --"
+            hint = f"did you mean {close[0]}?" if close else other
             raise UsageError(f"{key} is not known", hint=hint)
         if isinstance(value, dict):  # input = { ids = "8x128:int64" }
             value = [f"{argument}={spec}" for argument, spec in value.items()]

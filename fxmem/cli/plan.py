@@ -163,12 +163,11 @@ def _parse_limit(arguments: argparse.Namespace) -> dict[str, Any]:
 def _list_search_options(arguments: argparse.Namespace) -> dict[str, Any]:
     from fxmem.training.options import load_choice
 
-    given = {
+    return {
         "time_limit_s": arguments.time_limit,
         "style": arguments.style,
         "strategy": load_choice(arguments.strategy),
     }
-    return {name: value for name, value in given.items() if value is not None}
 
 
 def _choose_plan(arguments: argparse.Namespace, analysis: Analysis, limit: dict[str, Any]) -> Plan:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Iterator
 
 import fxmem
 from fxmem.cli.analyze import add_step_output, check_fit
@@ -71,26 +70,21 @@ def run_command(arguments: argparse.Namespace) -> int:
     progress = Progress()
     details = lambda: progress.describe()  # noqa: E731 - another one, once the script runs
     shown = show_progress(f"running {arguments.script}", details=details)
-    with _explain_interrupt(), shown, contextlib.redirect_stdout(sys.stderr):
-        names = "is_module steps device gpu attention alloc_conf compile world_size rank".split()
-        run = fxmem.run(
-            arguments.script,
-            arguments.arguments,
-            size_hint=parse_size_hint(arguments.size_hint),
-            progress=progress,
-            **{name: getattr(arguments, name) for name in names},
-        )
+    names = "is_module steps device gpu attention alloc_conf compile world_size rank".split()
+    try:
+        with shown, contextlib.redirect_stdout(sys.stderr):
+            run = fxmem.run(
+                arguments.script,
+                arguments.arguments,
+                size_hint=parse_size_hint(arguments.size_hint),
+                progress=progress,
+                **{name: getattr(arguments, name) for name in names},
+            )
+    except KeyboardInterrupt:
+        write_line("fxmem: interrupted before a step was recorded: no report")
+        raise
     write_result(run, kind, arguments.output, top=arguments.top)
     code = check_fit(run.largest, arguments.budget)
     if run.partial:
         raise KeyboardInterrupt
     return code
-
-
-@contextlib.contextmanager
-def _explain_interrupt() -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        write_line("fxmem: interrupted before a step was recorded: no report")
-        raise

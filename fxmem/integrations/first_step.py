@@ -8,15 +8,14 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import nn, optim
 
 from fxmem.analysis import Analysis
 from fxmem.analyzing import analyze
 from fxmem.applying.applying import apply
+from fxmem.applying.auto import find_memory
 from fxmem.applying.plan_search import plan
 from fxmem.errors import FxmemError, FxmemWarning, InfeasibleError
-from fxmem.gpus import find_gpu
 from fxmem.planning.plan import Plan
 from fxmem.units import format_bytes, resolve_bytes
 
@@ -123,11 +122,7 @@ class FirstStep:
     def _find_budget(self, device: str, gpu: str | None) -> int | None:
         if self._budget is not None:
             return resolve_bytes(self._budget)
-        if gpu is not None:
-            return find_gpu(gpu).capacity_bytes
-        if device == "cpu":
-            return None
-        return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+        return None if gpu is None and device == "cpu" else find_memory(gpu)
 
 
 def describe_optimizer(

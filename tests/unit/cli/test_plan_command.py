@@ -34,11 +34,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return make_analysis()
 
     def plan(_: Any, **kwargs: Any) -> Plan:
-        calls["plan"] = kwargs
+        calls["plan"] = {name: value for name, value in kwargs.items() if value is not None}
         return make_plan()
 
     def pareto(_: Any, **kwargs: Any) -> Front:
-        calls["pareto"] = kwargs
+        calls["pareto"] = {name: value for name, value in kwargs.items() if value is not None}
         return Front(make_front())
 
     monkeypatch.setattr(fxmem, "analyze", analyze)
@@ -155,7 +155,7 @@ def test_fit_asks_for_the_cheapest_that_fits(
     calls: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fit(_: Any, **kwargs: Any) -> Plan:
-        calls["fit"] = kwargs
+        calls["fit"] = {name: value for name, value in kwargs.items() if value is not None}
         return make_plan()
 
     monkeypatch.setattr(planner, "plan_fitting", fit)
