@@ -45,9 +45,8 @@ from fxmem.report.json_report import (
     read_record,
     refuse_damage,
 )
-from fxmem.report.module_table import list_modules
 from fxmem.report.result import Result
-from fxmem.report.text import list_step_blocks
+from fxmem.report.text import list_modules, list_step_blocks
 from fxmem.setup import Setup
 
 if TYPE_CHECKING:

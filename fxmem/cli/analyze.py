@@ -15,7 +15,7 @@ from fxmem.cli.output import (
 )
 from fxmem.cli.step import add_count, add_step_options, analyze_step, parse_step
 from fxmem.errors import UsageError
-from fxmem.report.module_table import DEPTH
+from fxmem.report.text import DEPTH
 from fxmem.units import format_bytes
 
 if TYPE_CHECKING:

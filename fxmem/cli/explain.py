@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import re
+from typing import TYPE_CHECKING
 
 from fxmem.cli.output import check_output, choose_width, show_progress, write_output
 from fxmem.cli.step import add_step_options, analyze_step, parse_step
 from fxmem.errors import UsageError
 from fxmem.finding import explain_code, find_code
-from fxmem.report.blocks import render_text
-from fxmem.report.explanation import explain_storage
+from fxmem.graph import Phase, Storage
+from fxmem.memory.holders import find_holder
+from fxmem.memory.labels import label_operator
+from fxmem.report.blocks import Block, Heading, Paragraph, render_text
+from fxmem.report.document import build_document
 from fxmem.report.tables import wrap
+from fxmem.report.text import write_headline, write_place, write_shape, write_subject
+from fxmem.units import format_bytes
 
+if TYPE_CHECKING:
+    from fxmem.analysis import Analysis
+
+_MOST = 5
+_INDENT = 12
 HELP = "a finding, or why a storage is alive at the peak"
 DESCRIPTION = """\
 With the code of a finding, such as FX101, explains it: why memory is taken, and the code before
@@ -69,3 +81,70 @@ def _wrap_markdown(text: str, width: int | None) -> str:
                 flags=re.MULTILINE,
             )
     return "".join(parts)
+
+
+def explain_storage(analysis: Analysis, name: str) -> list[Block]:
+    """Lists why the storages of a name are alive at the peak.
+
+    Args:
+        analysis: The analysed step.
+        name: A node, or a storage as the report prints it, shortened by ``...`` or not.
+
+    Raises:
+        UsageError: Nothing is called so.
+    """
+    graph, labels, step = analysis.allocated_graph, analysis.labels, analysis.peak.step
+    pattern = re.compile(re.escape(name).replace(re.escape("..."), ".*"))
+    indices = [index for index, label in enumerate(labels) if pattern.fullmatch(label)]
+    for node in analysis.nodes:
+        if pattern.fullmatch(node.name):  # of a view, the storage that it shares
+            indices += node.results
+    if not indices:
+        known = dict.fromkeys([*labels, *(node.name for node in analysis.nodes)])
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else "fxmem analyze --nodes lists the names"
+        raise UsageError(f"no node or storage is called {name!r}", hint=hint)
+    found = [graph.storages[index] for index in dict.fromkeys(indices)]
+    alive = [s for s in found if s.born <= step and (s.died is None or s.died >= step)]
+    held = format_bytes(sum(s.nbytes for s in alive)) if alive else "nothing"
+    shown = sorted(alive or found, key=lambda storage: -storage.nbytes)
+    headline = write_headline(build_document(analysis).headline)
+    more = [Paragraph([f"... and {len(shown) - _MOST} more"])] if len(shown) > _MOST else []
+    return [
+        Heading(f"{name} holds {held} at the peak", [headline, write_subject(analysis.setup)]),
+        *(_list_rows(analysis, storage) for storage in shown[:_MOST]),
+        *more,
+    ]
+
+
+def _list_rows(analysis: Analysis, storage: Storage) -> Paragraph:
+    graph, nodes = analysis.graph, analysis.nodes
+
+    def locate(index: int) -> str:
+        operation = graph.operations[index]
+        if operation.phase is Phase.OPTIMIZER:
+            return "the optimizer step"
+        node = None if operation.node is None else nodes[operation.node]
+        name, source = (node.name, node.source) if node else (None, None)
+        return write_place(operation.phase, name, source)
+
+    label, tensor = analysis.labels[storage.index], f"{write_shape(storage.shape)}:{storage.dtype}"
+    size = f"{format_bytes(storage.nbytes)}, {storage.category.value}, {tensor}"
+    rows = [("storage", f"{label}, {size}")]
+    if storage.born < 0:
+        rows.append(("made", "before this step"))
+    else:
+        operator = label_operator(graph.operations[storage.born])
+        rows.append(("made by", f"{operator} in {locate(storage.born)}"))
+    for save in (save for save in graph.saves if save.storage == storage.index):
+        saver = "code outside of nodes" if save.node is None else nodes[save.node].name
+        user = "" if save.unpacked is None else graph.operations[save.unpacked].autograd_node
+        key = "" if rows[-1][0] in ("saved by", "") else "saved by"
+        rows.append((key, f"{saver}, for {user}" if user else saver))
+    rows.append(("held by", find_holder(graph, storage.index, analysis.peak.step)))
+    let_go = graph.let_go[storage.index] if graph.let_go else None
+    if let_go is not None and storage.born >= 0:
+        rows.append(("let go", f"by the code in {locate(let_go)}"))
+    freed = "not within the step" if storage.died is None else f"after {locate(storage.died)}"
+    lines = [f"{key:{_INDENT}}{text}" for key, text in (*rows, ("freed", freed))]
+    return Paragraph(lines, indent=" " * _INDENT)

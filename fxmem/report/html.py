@@ -25,9 +25,9 @@ from fxmem.memory.labels import label_operator
 from fxmem.memory.module_tree import Module
 from fxmem.report.categories import STYLES
 from fxmem.report.document import Document, NodeRow, build_document
-from fxmem.report.module_table import list_modules
 from fxmem.report.tables import Table, escape_controls
 from fxmem.report.text import (
+    list_modules,
     write_first_step,
     write_headline,
     write_range,

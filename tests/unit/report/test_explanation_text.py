@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import fxmem
 from fxmem.analysis import Analysis
 from fxmem.cli import main
+from fxmem.cli.explain import explain_storage
 from fxmem.errors import UsageError
 from fxmem.report.blocks import render_text
-from fxmem.report.explanation import explain_storage
 
 
 class Net(nn.Module):

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from fxmem.memory.module_tree import Module
-from fxmem.report.module_table import list_modules
+from fxmem.report.text import list_modules
 
 
 def make_block(fqn: str, parameters: int = 4, live_bytes: int = 1024) -> Module:
