@@ -40,6 +40,7 @@ from fxmem.verifying.running import (
     ComparedSteps,
     Inputs,
     Runner,
+    StepOptions,
     StepTask,
     compare_steps,
     keep_state,
@@ -104,20 +105,8 @@ def verify(
     >>> report.equal, report.steps, report.compared["gradient"]
     (True, 3, 2)
     """
-    return _verify(
-        model,
-        planned,
-        args,
-        kwargs,
-        mode=mode,
-        steps=steps,
-        seed=seed,
-        mesh=mesh,
-        parallelize=parallelize,
-        optimizer=optimizer,
-        loss=loss,
-        autocast=autocast,
-    )
+    options = StepOptions(mode, steps, seed, optimizer, loss, autocast, mesh, parallelize)
+    return _verify(model, planned, args, kwargs, options)
 
 
 def _verify(
@@ -125,38 +114,31 @@ def _verify(
     planned: nn.Module,
     args: Any,
     kwargs: Mapping[str, Any] | None,
-    *,
-    mode: str,
-    steps: int = 3,
-    seed: int = 0,
-    mesh: Mapping[str, int] | None = None,
-    parallelize: ParallelizeChoice = None,
+    options: StepOptions,
     target: str | None = None,
-    **step: Any,
 ) -> Verification:
     """Compares real steps of two models, the first of which a TARGET may name."""
-    check_mode(mode)
-    for name, value, least in (("steps", steps, 1), ("seed", seed, 0)):
+    check_mode(options.mode)
+    for name, value, least in (("steps", options.steps, 1), ("seed", options.seed, 0)):
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
             raise UsageError(f"{name} must be an integer of {least} or more, got {value!r}")
-    loss, optimizer = step.get("loss"), step.get("optimizer")
-    cast_to, layout = _parse_autocast(step.get("autocast")), resolve_layout(mesh, parallelize, 0)
+    cast_to, layout = options.cast_to, resolve_layout(options.mesh, options.parallelize, 0)
     device = _check_models(model, planned, layout)
-    given = make_inputs(*gather_inputs(args, kwargs), device, seed)
+    given = make_inputs(*gather_inputs(args, kwargs), device, options.seed)
     check_inputs(model, *given)
-    task = StepTask(given, loss, optimizer, device, cast_to, mode == "train", steps, seed)
+    task = StepTask(given, device, options)
     if layout is None:
         found, rank = _compare_here(task, model, planned), 0
     else:
-        targets = (target, parallelize, loss, optimizer)
+        targets = (target, options.parallelize, options.loss, options.optimizer)
         found, rank = compare_ranks(task, (model, planned), layout, targets)
     plan = getattr(planned, "plan", None)
     size_hint = plan.size_hint if isinstance(plan, Plan) else None
-    options = {**step, "mode": mode, "size_hint": size_hint}
+    step = {name: getattr(options, name) for name in ("mode", "optimizer", "loss", "autocast")}
     if layout is not None:
-        options |= {"mesh": mesh, "parallelize": parallelize, "rank": rank}
-    notes = [*found.notes]
-    analyses = [_predict(each, given, device, options, notes) for each in (model, planned)]
+        step |= {"mesh": options.mesh, "parallelize": options.parallelize, "rank": rank}
+    step["size_hint"], notes = size_hint, [*found.notes]
+    analyses = [_predict(each, given, device, step, notes) for each in (model, planned)]
     baseline, with_plan = (
         StepFigures(
             peak,
@@ -170,12 +152,12 @@ def _verify(
         equal=not found.differences,
         model=target or type(model).__name__,
         inputs=describe_inputs(*given),
-        mode=mode,
+        mode=options.mode,
         device=device.type,
-        optimizer=name_choice(optimizer),
-        loss=name_choice(loss),
+        optimizer=name_choice(options.optimizer),
+        loss=name_choice(options.loss),
         autocast=None if cast_to is None else strip_torch(cast_to),
-        seed=seed,
+        seed=options.seed,
         steps=len(found.times[0]),
         compared=dict(found.compared),
         differences=found.differences,
@@ -184,7 +166,7 @@ def _verify(
         notes=tuple(dict.fromkeys(notes)),
         promise=promise,
         mesh=None if layout is None else dict(layout.mesh),
-        parallelize=name_choice(parallelize),
+        parallelize=name_choice(options.parallelize),
         rank=rank,
     )
 
@@ -210,7 +192,7 @@ def _compare_here(task: StepTask, model: nn.Module, planned: nn.Module) -> Compa
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
-        prepare_targets(task.loss, task.optimizer),
+        prepare_targets(task.options.loss, task.options.optimizer),
     ):
         ours, theirs = Runner(task, model), Runner(task, planned)
         with keep_state(model, planned):
@@ -252,10 +234,11 @@ def verify_target(
     has_gpu = torch.cuda.is_available()
     if device == "cuda" and not has_gpu:
         raise UsageError("there is no GPU to verify on", hint="--device cpu")
-    autocast = _parse_autocast(options.get("autocast"))
-    check_choices(options.get("loss"), options.get("optimizer"))
-    with prepare_targets(target, options.get("loss"), options.get("optimizer")), keep_state():
-        seed_random_numbers(options.get("seed", 0))
+    step = StepOptions(plan.mode, **options)
+    autocast = step.cast_to
+    check_choices(step.loss, step.optimizer)
+    with prepare_targets(target, step.loss, step.optimizer), keep_state():
+        seed_random_numbers(step.seed)
         model = load_target(target, None)
         if dtype is not None:
             cast_to: torch.dtype = getattr(torch, parse_dtype(dtype))
@@ -274,20 +257,9 @@ def verify_target(
             args, kwargs = tree_map(cast, (args, dict(kwargs)))
         with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None):
             planned = apply(model.train(), plan, args, kwargs)
-        uses_gpu = has_gpu and options.get("mesh") is None
+        uses_gpu = has_gpu and step.mesh is None
         model.to(device or ("cuda" if uses_gpu else "cpu"))
-        return _verify(model, planned, args, kwargs, mode=plan.mode, target=target, **options)
-
-
-def _parse_autocast(autocast: object) -> torch.dtype | None:
-    if autocast is None:
-        return None
-    name = parse_dtype(autocast)
-    if name != "bfloat16":
-        raise UsageError(
-            f"verify does not support autocast to {name}", hint="bf16, which needs no scaler"
-        )
-    return torch.bfloat16
+        return _verify(model, planned, args, kwargs, step, target)
 
 
 def _check_models(model: nn.Module, planned: nn.Module, layout: Layout | None) -> torch.device:

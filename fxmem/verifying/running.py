@@ -19,13 +19,14 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from fxmem.errors import FxmemError, FxmemWarning, TraceError, UsageError, summarize_error
 from fxmem.fakes.fake_mode import read_leaf
+from fxmem.parallelism.layout import ParallelizeChoice
 from fxmem.source import find_raising_source
-from fxmem.specs import TensorSpec
+from fxmem.specs import TensorSpec, parse_dtype
 from fxmem.tracing.modules import HOOK_TABLES
 from fxmem.tracing.state import keep_random_states
 from fxmem.training.losses import resolve_loss
 from fxmem.training.optimizers import Adam8bit, resolve_optimizer
-from fxmem.training.options import LossChoice, OptimizerChoice, load_choice
+from fxmem.training.options import DtypeChoice, LossChoice, OptimizerChoice, load_choice
 from fxmem.verifying.comparing import Record, compare_records, compare_values, iterate_leaves
 from fxmem.verifying.measuring import measure_peak
 from fxmem.verifying.verification import Difference, Kind
@@ -133,17 +134,43 @@ def seed_random_numbers(seed: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class StepOptions:
+    """How steps are taken: the options of :func:`fxmem.verify`."""
+
+    mode: str = "train"
+    steps: int = 3
+    seed: int = 0
+    optimizer: OptimizerChoice = None
+    loss: LossChoice = None
+    autocast: DtypeChoice = None
+    mesh: Mapping[str, int] | None = None
+    parallelize: ParallelizeChoice = None
+
+    @property
+    def train(self) -> bool:
+        """Whether loss, backward and optimizer run; else ``eval()`` without gradients."""
+        return self.mode == "train"
+
+    @property
+    def cast_to(self) -> torch.dtype | None:
+        """The dtype that forward and loss are autocast to; one that needs a scaler is refused."""
+        if self.autocast is None:
+            return None
+        name = parse_dtype(self.autocast)
+        if name != "bfloat16":
+            raise UsageError(
+                f"verify does not support autocast to {name}", hint="bf16, which needs no scaler"
+            )
+        return torch.bfloat16
+
+
+@dataclass(frozen=True, slots=True)
 class StepTask:
     """The steps that are taken of a model, each with the same inputs."""
 
     given: Inputs  # inputs, of which each step gets a copy
-    loss: LossChoice
-    optimizer: OptimizerChoice
     device: torch.device  # the model's device
-    autocast: torch.dtype | None  # the dtype that forward and loss are autocast to, or None
-    train: bool  # whether loss, backward and optimizer run; else ``eval()`` without gradients
-    steps: int
-    seed: int  # of the first step's random numbers
+    options: StepOptions
 
 
 class Runner:
@@ -158,15 +185,15 @@ class Runner:
         self.task, self.model = task, model
         self.target: Tensor | None = None
         self.record: Record = {}
-        self._loss = resolve_loss(load_choice(task.loss))
-        self._make_optimizer = resolve_optimizer(load_choice(task.optimizer))
+        self._loss = resolve_loss(load_choice(task.options.loss))
+        self._make_optimizer = resolve_optimizer(load_choice(task.options.optimizer))
         self._optimizer: torch.optim.Optimizer | None = None
         self._inputs: Inputs = ((), {})
 
     def prepare(self) -> None:
         """Seeds random numbers, puts the model in its mode and makes its optimizer."""
-        self.model.train(self.task.train)
-        if self._make_optimizer is not None and self.task.train:
+        self.model.train(self.task.options.train)
+        if self._make_optimizer is not None and self.task.options.train:
             optimizer: Any = self._make_optimizer([*self.model.parameters()])
             if isinstance(optimizer, Adam8bit):
                 raise UsageError(
@@ -175,7 +202,7 @@ class Runner:
             # Made to run on tensors without values, under a mode that allocates by itself.
             optimizer.step = optimizer.step.__wrapped__
             self._optimizer = optimizer
-        seed_random_numbers(self.task.seed)
+        seed_random_numbers(self.task.options.seed)
 
     def run(self) -> float:
         """Takes a step, and records copies of what it computed and left; returns its seconds."""
@@ -193,12 +220,12 @@ class Runner:
 
     def _take_step(self) -> tuple[Any, Tensor | None]:
         """Takes a step, whose output and loss the caller holds to the end."""
-        (args, kwargs), task = self._inputs, self.task
-        is_cast = task.autocast is not None
-        cast = torch.autocast(task.device.type, dtype=task.autocast, enabled=is_cast)
-        with cast, torch.set_grad_enabled(task.train):
+        (args, kwargs), options = self._inputs, self.task.options
+        kind, dtype = self.task.device.type, options.cast_to
+        cast = torch.autocast(kind, dtype=dtype, enabled=dtype is not None)
+        with cast, torch.set_grad_enabled(options.train):
             output = self.model(*args, **kwargs)
-            if not task.train:
+            if not options.train:
                 return output, None
             if self.target is None and self._loss.make_target is not None:
                 self.target = self._loss.make_target(output)
@@ -252,7 +279,7 @@ class Runner:
         """Measures the peak of a step in bytes; its random numbers may decide which layers run."""
 
         def prepare() -> None:
-            seed_random_numbers(self.task.seed)
+            seed_random_numbers(self.task.options.seed)
             self._inputs = _copy_inputs(self.task.given)
 
         def list_held() -> list[Tensor]:
@@ -260,7 +287,7 @@ class Runner:
             attributes = [vars(module) for module in self.model.modules()]
             return _list_tensors([attributes, self._inputs, self.target, state])
 
-        self.model.train(self.task.train)
+        self.model.train(self.task.options.train)
         self.release()
         return measure_peak(prepare, list_held, self._take_step, self.release, self.task.device)
 
@@ -302,7 +329,7 @@ def compare_steps(
     theirs.prepare()
     times: tuple[list[float], list[float]] = ([], [])
     differences: tuple[Difference, ...] = ()
-    for step in range(1, ours.task.steps + 1):
+    for step in range(1, ours.task.options.steps + 1):
         try:
             with keep_state(*changed_models):
                 times[0].append(ours.run())

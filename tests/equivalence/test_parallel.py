@@ -24,7 +24,7 @@ from fxmem.parallelism.layout import Layout
 from fxmem.parallelism.wrapping import find_blocks, replicate, shard_blocks
 from fxmem.planning.plan import MODULES, Plan, Segment
 from fxmem.verifying.rank_processes import compare_rank
-from fxmem.verifying.running import StepTask
+from fxmem.verifying.running import StepOptions, StepTask
 
 WIDTH = 8
 INPUT = f"4x{WIDTH}"
@@ -148,7 +148,7 @@ def test_ranks_compute_the_same() -> None:
 def test_ranks_that_differ() -> None:
     given: Any = ((torch.ones(4, WIDTH),), {})
     cpu = torch.device("cpu")
-    task = StepTask(given, None, None, cpu, None, True, steps=2, seed=0)
+    task = StepTask(given, cpu, StepOptions(steps=2))
     found = compare_rank(task, (Net(), OtherNet()), Layout((("dp", 1),), "ddp"))
     assert len(found.times[0]) == 1
     assert found.differences[0].kind == "output"
