@@ -19,7 +19,7 @@ from fxmem.applying.planned_model import find_original, make_planned, wrap_modul
 from fxmem.applying.runtime import NO_TRANSFORMS, warn_caller
 from fxmem.applying.size_ranges import SizeRange, find_size_ranges
 from fxmem.errors import UsageError
-from fxmem.planning.plan import MODULES, InplaceChange, Plan, Segment, strip_plan
+from fxmem.planning.plan import MODULES, Plan, strip_plan
 from fxmem.tracing.conditions import read_autocast_on
 from fxmem.tracing.modules import describe_model, find_difference, recall_model
 
@@ -56,7 +56,7 @@ def apply(
     if plan.style == MODULES:
         if has_inputs:
             _trace(model, plan, args, kwargs)
-        return wrap_modules(model, plan.segments, strip_plan(plan))
+        return wrap_modules(model, strip_plan(plan))
     graph = plan.fx_graph
     if has_inputs:
         analysis = _trace(model, plan, args, kwargs)
@@ -80,25 +80,9 @@ def apply(
                 f"the plan was made for another model: {name} differs",
                 hint="make a new one, or trace the model again: fxmem.apply(model, plan, args)",
             )
-    options: dict[str, Any] = {"mode": plan.mode, "size_hint": plan.size_hint}
-    bare = strip_plan(plan)
-    return build_module(model, graph, plan.segments, plan.applied_inplace, plan=bare, **options)
-
-
-def build_module(
-    model: nn.Module,
-    graph: fx.Graph,
-    segments: Sequence[Segment] = (),
-    inplace: Sequence[InplaceChange] = (),
-    *,
-    mode: str = "train",
-    size_hint: int | None = None,
-    plan: Plan | None = None,
-) -> nn.Module:
-    """Makes the module that runs a traced graph of a model with the changes of a plan."""
-    ranges = find_size_ranges(model, graph, mode, size_hint)
-    planned = lay_over_graph(graph, model, segments, inplace)
-    return make_planned(model, GraphForward(model, planned, mode, ranges, plan))
+    ranges = find_size_ranges(model, graph, plan.mode, plan.size_hint)
+    planned = lay_over_graph(graph, model, plan.segments, plan.applied_inplace)
+    return make_planned(model, GraphForward(model, planned, strip_plan(plan), ranges))
 
 
 def find_autocast(inputs: Any) -> torch.dtype | None:
@@ -116,8 +100,8 @@ def _trace(model: nn.Module, plan: Plan, args: Any, kwargs: Mapping[str, Any] | 
     """Analyses the model for the inputs, and checks that the plan is for both."""
     given = () if args is None else args
     options: dict[str, Any] = {"mode": plan.mode, "size_hint": plan.size_hint}
-    autocast = find_autocast((given, kwargs))
-    analysis = analyze(model, given, kwargs, device="cpu", autocast=autocast, **options)
+    options["autocast"] = find_autocast((given, kwargs))
+    analysis = analyze(model, given, kwargs, device="cpu", **options)
     plan.check(analysis.graph, "fxmem.plan")
     return analysis
 
@@ -134,13 +118,12 @@ class GraphForward:
         self,
         model: nn.Module,
         graph: fx.Graph,
-        mode: str = "train",
+        plan: Plan,
         ranges: Sequence[SizeRange] = (),
-        plan: Plan | None = None,
         values: Values | None = None,
     ) -> None:
         self.plan, self.calls = plan, 0
-        self._model, self._graph, self._mode, self._ranges = model, graph, mode, ranges
+        self._model, self._graph, self._ranges = model, graph, ranges
         self._inputs = InputGuard(model, graph, ranges)
         self._attributes = AttributeGuard(model, graph, values)
         graph.set_codegen(SegmentCodeGen())  # which a pickled graph comes without
@@ -154,7 +137,7 @@ class GraphForward:
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy of the graph does not know the module that it belongs to.
         graph, values = copy.deepcopy(self._graph), self._attributes.values
-        return GraphForward, (self._model, graph, self._mode, self._ranges, self.plan, values)
+        return GraphForward, (self._model, graph, self.plan, self._ranges, values)
 
     def run(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Runs the graph, or the forward given where a call is not what it was traced for."""
@@ -164,7 +147,7 @@ class GraphForward:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _choose_values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any] | None:
         """Lists what the graph takes; None where the model's own forward runs."""
-        is_train = self._mode == "train"
+        is_train = self.plan.mode == "train"
         if self._model.training is not is_train or torch.is_grad_enabled() is not is_train:
             return None
         if peek_interpreter_stack() is not None:

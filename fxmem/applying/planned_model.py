@@ -25,7 +25,7 @@ from fxmem.planning.plan import Plan, Segment
 class PlannedForward(Protocol):
     """The forward of a model by a plan."""
 
-    plan: Plan | None
+    plan: Plan
     calls: int  # the number of calls that ran by it
 
     def run(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -108,7 +108,7 @@ _Choices = Mapping[str, _Choice]
 class _ModulesForward:
     """The forward of a model, with some of its modules recomputed in training."""
 
-    def __init__(self, model: nn.Module, choices: _Choices, plan: Plan | None) -> None:
+    def __init__(self, model: nn.Module, choices: _Choices, plan: Plan) -> None:
         self._model, self._choices, self.plan, self.calls = model, choices, plan, 0
 
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator,no-untyped-call]
@@ -121,11 +121,9 @@ class _ModulesForward:
             return forward(*args, **kwargs)
 
 
-def wrap_modules(
-    model: nn.Module, segments: Iterable[Segment], plan: Plan | None = None
-) -> nn.Module:
-    """Makes a model that recomputes the modules of segments, and shares all with the original."""
-    choices = _gather_choices(model, segments)
+def wrap_modules(model: nn.Module, plan: Plan) -> nn.Module:
+    """Makes a model that recomputes the modules of a plan, and shares all with the original."""
+    choices = _gather_choices(model, plan.segments)
     modules = dict(model.named_modules(remove_duplicate=False))
     for name in choices:
         if not name or name not in modules:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from generated.regions import draw_plan
+from leanest import build_module
 from planned_models import PLANNED
 from torch import nn
 
 from fxmem import analyze
-from fxmem.applying.applying import build_module
 from fxmem.graph import MemoryGraph, Phase
 from fxmem.memory.timeline import build_timeline
 from fxmem.planning.model.index import build_index

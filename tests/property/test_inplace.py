@@ -9,12 +9,12 @@ import pytest
 from generated.modules import Program, programs, runs
 from generated.steps import analyse, is_in_graph, is_promise_kept, uses_all_values
 from hypothesis import assume, given
+from leanest import build_module
 from steps import are_equal, take_step
 from trials import try_examples
 
 import fxmem
 from fxmem.applying import runtime
-from fxmem.applying.applying import build_module
 from fxmem.memory.timeline import build_timeline
 from fxmem.planning.inplace.inplace_changes import apply_inplace, find_inplace
 from fxmem.planning.model.index import build_index

@@ -13,11 +13,11 @@ from generated.regions import draw_regions
 from generated.steps import analyse, is_in_graph, is_promise_kept, uses_all_values
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from leanest import build_module
 from steps import are_equal, take_step
 from trials import try_examples
 
 import fxmem
-from fxmem.applying.applying import build_module
 from fxmem.memory.timeline import build_timeline
 from fxmem.planning.model.index import StepIndex, build_index
 from fxmem.planning.model.limits import find_limits

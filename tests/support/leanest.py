@@ -8,6 +8,10 @@ from unittest.mock import patch
 from torch import nn
 
 import fxmem
+from fxmem.applying.applying import GraphForward
+from fxmem.applying.codegen import lay_over_graph
+from fxmem.applying.planned_model import make_planned
+from fxmem.applying.size_ranges import find_size_ranges
 from fxmem.planning import planner
 
 
@@ -31,3 +35,13 @@ def read_code(planned: Any) -> str:
     """The code of a planned model's graph."""
     code: str = planned._fxmem_forward.code
     return code
+
+
+def build_module(
+    model: nn.Module, graph: Any, segments: Any = (), inplace: Any = (), mode: str = "train"
+) -> Any:
+    """The model with changes to a graph that was traced, in training with those in place too."""
+    plan = fxmem.Plan("", 0, 0, mode=mode)
+    ranges = find_size_ranges(model, graph, mode, None)
+    planned = lay_over_graph(graph, model, segments, inplace)
+    return make_planned(model, GraphForward(model, planned, plan, ranges))

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from leanest import read_code
+from leanest import build_module, read_code
 from running import Runs
 from steps import check_same_step, sum_squares
 from torch import Tensor, nn
 
 import fxmem
-from fxmem.applying.applying import build_module
 from fxmem.planning.plan import Segment
 
 

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from leanest import read_code
+from leanest import build_module, read_code
 from running import Call
 from steps import check_same_step
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxmem
-from fxmem.applying.applying import build_module
 from fxmem.applying.runtime import (
     overwrite_by_function,
     overwrite_by_method,

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from leanest import build_module
 from running import Running
 from torch import Tensor
 
 import fxmem
-from fxmem.applying.applying import build_module
 from fxmem.memory.timeline import build_timeline
 from fxmem.planning.model.index import build_index
 from fxmem.planning.model.recomputation import SegmentRange
