@@ -14,7 +14,6 @@ from torch import nn
 import fxmem
 from benchmarks.cases import SEED, Case
 from fxmem.errors import FxmemWarning, summarize_error
-from fxmem.planning.model.limits import name_spans
 from fxmem.planning.model.recomputation import SegmentRange, iterate_segments, nest_spans
 from fxmem.planning.model.simulate import simulate_segments
 from fxmem.planning.plan import GRAPH, MODULES
@@ -150,7 +149,7 @@ def draw_plan(step: PlanningStep, seed: int) -> fxmem.Plan | None:
     if step.base.style == MODULES:
         chosen = [choice for choice in step.modules if rng.random() < 0.4]
         regions = nest_spans(span for choice in chosen for span in choice.spans)
-        names = name_spans(step.modules)
+        names = {span: module.fqn for module in step.modules for span in module.spans}
     else:
         first = sum(node.op == "placeholder" for node in facts.graph.nodes)
         regions, names = (), None

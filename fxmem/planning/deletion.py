@@ -154,9 +154,10 @@ class _Variables:
         inside = [node for node in self._nodes if _is_in(last, frame, node)]
         known = {name for node in inside for name in (node.target, *node.fqn.split("."))}
         end = user
+        callees = {_name_callee(n.func) for n in ast.walk(last.code) if isinstance(n, ast.Call)}
         for node in self._nodes[user + 1 :]:
             # Nodes of functions that the statement calls are not told from later ones by source.
-            is_known = last.callees <= known or _is_same_function(frame, node.source)
+            is_known = callees <= known or _is_same_function(frame, node.source)
             if is_known and not _is_in(last, frame, node):
                 break
             end = node.index
@@ -193,11 +194,6 @@ class _Statement:
         elif isinstance(self.code, ast.AugAssign | ast.AnnAssign):
             target = self.code.target
         return target.id if isinstance(target, ast.Name) else ""
-
-    @property
-    def callees(self) -> set[str]:
-        """The last name of each callee, ``block`` of ``self.block(x)``; empty if it has none."""
-        return {_name_callee(n.func) for n in ast.walk(self.code) if isinstance(n, ast.Call)}
 
 
 @lru_cache(maxsize=4096)

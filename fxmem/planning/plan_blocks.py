@@ -57,12 +57,18 @@ def list_plan_blocks(plan: Plan) -> list[Block]:
         place.append(f"The new peak is in {where}.")
     if plan.reserved_bytes > plan.peak_bytes:  # not on the CPU, where nothing is reserved
         place.append(f"The allocator reserves {format_bytes(plan.reserved_bytes)}.")
+    inplace = [(c.node, c.call, _write_saving(c), write_source(c.source)) for c in plan.inplace]
+    dels = [
+        (point.value, point.variable, point.after, _write_saving(point), write_source(point.source))
+        for point in plan.dels
+    ]
     has_code = analysis is not None and not analysis.setup.mesh
     return [
         Heading(f"Peak {before} -> {after} ({share}){cost}", subject),
         Paragraph([" ".join(place)]),
         _list_segments(plan),
-        *_list_changes(plan),
+        _make_table(["can run in place", "call", "off the peak", "source"], inplace),
+        _make_table(["freed early", "variable", "after", "off the peak", "source"], dels),
         Paragraph([*_write_limits(plan.limits)]),
         Paragraph([*_write_notes(plan)]),
         *([list_suggestions(plan, analysis.nodes)] if analysis and has_code else []),
@@ -209,17 +215,6 @@ class LimitBytes(Bytes):
         text = format_bytes(self)
         value, _, unit = text.partition(" ")
         return text if parse_bytes(text) >= self else f"{float(value) + 0.01:.2f} {unit}"
-
-
-def _list_changes(plan: Plan) -> Iterator[Table]:
-    """Lists what can run in place and what is freed early."""
-    inplace = [(c.node, c.call, _write_saving(c), write_source(c.source)) for c in plan.inplace]
-    yield _make_table(["can run in place", "call", "off the peak", "source"], inplace)
-    dels = [
-        (point.value, point.variable, point.after, _write_saving(point), write_source(point.source))
-        for point in plan.dels
-    ]
-    yield _make_table(["freed early", "variable", "after", "off the peak", "source"], dels)
 
 
 def _write_limits(limits: Sequence[Limit]) -> Iterator[str]:

@@ -17,7 +17,6 @@ from fxmem.planning.deletion import apply_deletions, find_deletions
 from fxmem.planning.inplace.forms import NODE, find_overwriting
 from fxmem.planning.inplace.inplace_changes import apply_inplace, find_inplace
 from fxmem.planning.model.index import build_index
-from fxmem.planning.model.limits import name_spans
 from fxmem.planning.model.recomputation import nest_spans
 from fxmem.planning.model.score import Scorer
 from fxmem.planning.model.simulate import build_graph, simulate_segments
@@ -318,7 +317,9 @@ def _describe(
         bound_s += step.run_s * (bound_s > 0)  # whatever is computed again, at least once
         # The bound holds for this plan too, but for rounding.
         bound = min(bound_s / (step.step_s or 1.0), measured.overhead)
-    names = name_spans(step.modules) if step.base.style == MODULES else None
+    names = None
+    if step.base.style == MODULES:
+        names = {span: module.fqn for module in step.modules for span in module.spans}
     ranges = candidate.segments
     segments = []
     for at, segment in enumerate(describe_segments(step.index, ranges, names)):

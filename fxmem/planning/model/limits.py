@@ -165,11 +165,6 @@ def _choose_outermost(calls: Mapping[str, Iterable[Span]]) -> tuple[ModuleChoice
     return tuple(sorted(choices.values(), key=lambda c: (c.spans[0][0], -c.spans[0][1])))
 
 
-def name_spans(choices: Iterable[ModuleChoice]) -> dict[Span, str]:
-    """Names the module whose call each span is."""
-    return {span: choice.fqn for choice in choices for span in choice.spans}
-
-
 def _find_obstacles(
     step: StepIndex, limits: Limits, call: ModuleCall, last_held: Mapping[int, int]
 ) -> Iterator[str]:
