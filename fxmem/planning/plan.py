@@ -104,30 +104,19 @@ class DelPoint:
 class LimitKind(str, Enum):
     """The use of a node, or of a module, that plans have to do without."""
 
-    RECOMPUTE = "RECOMPUTE"
-    """The node is not recomputed; so no segment begins with it either."""
-    BEGIN = "BEGIN"
-    """No segment begins with the node."""
-    MODULE = "MODULE"
-    """The module of that name is not recomputed."""
+    RECOMPUTE = "RECOMPUTE"  # the node is not recomputed; so no segment begins with it either
+    BEGIN = "BEGIN"  # no segment begins with the node
+    MODULE = "MODULE"  # the module of that name is not recomputed
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A node or module that plans must not recompute, or not start at.
+    """A node or module that plans must not recompute, or not start at."""
 
-    Attributes:
-        node: Its name.
-        kind: The use that plans do without.
-        reason: The words that follow the node's name.
-        fqn: The module that it is or lies in; empty for the model itself.
-        source: The user's line.
-    """
-
-    node: str
+    node: str  # its name
     kind: LimitKind
-    reason: str
-    fqn: str = ""
+    reason: str  # the words that follow the name
+    fqn: str = ""  # the module that it is or lies in; empty for the model itself
     source: SourceLocation | None = None
 
 

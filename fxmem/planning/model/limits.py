@@ -62,7 +62,8 @@ def find_limits(step: StepIndex) -> Limits:
 
 def _find_reasons(step: StepIndex, node: int, changed: Mapping[int, int]) -> Iterator[str]:
     """Finds reasons not to recompute a node, the first of which a plan reports."""
-    graph, states = step.graph, step.states[node]
+    graph = step.graph
+    own = (*step.statistics[node], *step.states[node])  # a checkpoint looks after these
     operations = step.list_operations(node, node + 1)
     is_norm = any(map(is_batch_norm, operations))
     for operation in operations:
@@ -72,10 +73,8 @@ def _find_reasons(step: StepIndex, node: int, changed: Mapping[int, int]) -> Ite
             if not (is_norm and read == {Category.BUFFER}):
                 yield _REASONS[operation.effect]
         for index in operation.writes:
-            storage = graph.storages[index]
-            is_statistic = is_norm and storage.category is Category.BUFFER
-            if storage.born == RESIDENT and index not in states and not is_statistic:
-                yield f"changes {storage.name} in place"
+            if graph.storages[index].born == RESIDENT and index not in own:
+                yield f"changes {graph.storages[index].name} in place"
     if graph.nodes[node].early_backward:
         yield _EARLY
     # Filling what autograd has kept, as ``rrelu_with_noise`` its noise: a checkpoint stops when all
@@ -89,12 +88,9 @@ def _find_reasons(step: StepIndex, node: int, changed: Mapping[int, int]) -> Ite
     ):
         yield _LATE_FILL
     for index in (index for operation in operations for index in operation.reads):
-        storage = graph.storages[index]
-        # Batch normalisation takes copies of what it updates itself.
-        is_statistic = is_norm and storage.category is Category.BUFFER
-        if changed.get(index, node) > node and index not in states and not is_statistic:
+        if changed.get(index, node) > node and index not in own:
             changer = graph.nodes[changed[index]].name
-            yield f"reads {storage.name}, which {changer} changes in place"
+            yield f"reads {graph.storages[index].name}, which {changer} changes in place"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,24 +119,18 @@ def list_modules(
         if last is None:  # to the end of the step, or never in the user's hands
             last = end if made.is_output else made.born
         last_held[made.index] = last
-    spans: dict[str, list[Span]] = {}
+    taken: set[Span] = set()
+    apart: dict[str, list[Span]] = {}
     reasons: dict[str, str] = {}
     for fqn in sorted(calls, key=lambda name: name.count(".")):
         ran = [call for call in calls[fqn] if call.stop > call.start]
-        found = (
-            reason for call in ran for reason in _find_obstacles(step, limits, call, last_held)
-        )
-        reason = next(found, "")
-        if reason:
+        spans = [(call.start, call.stop) for call in ran]
+        found = (reason for c in ran for reason in _find_obstacles(step, limits, c, last_held))
+        if reason := next(found, ""):
             reasons[fqn] = reason
-        elif ran:
-            spans[fqn] = [(call.start, call.stop) for call in ran]
-    taken: set[Span] = set()
-    apart = {}
-    for fqn, own in spans.items():
-        if taken.isdisjoint(own):
-            apart[fqn] = own
-            taken.update(own)
+        elif ran and taken.isdisjoint(spans):
+            apart[fqn] = spans
+            taken.update(spans)
     return _choose_outermost(apart), reasons
 
 
