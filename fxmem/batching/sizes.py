@@ -122,7 +122,7 @@ def max_batch(
         )
 
     def judge(analysis: Analysis, plan: Plan | None = None) -> str:
-        return find_shortage(analysis, plan, memory_bytes, context_bytes, margin_bytes)
+        return find_shortage(analysis, plan, memory_bytes, kept_bytes)
 
     lo, hi = find_largest(sizes, judge, judge)
     common = {
@@ -157,8 +157,7 @@ def _find_planned(
         size = next(s for s, each in sizes.analyses.items() if each is analysis)
         for known in reversed(pool):
             moved = transfer_plan(analysis, known)
-            is_cheap = moved is not None and moved.overhead <= max_overhead
-            if moved is not None and is_cheap and not judge(analysis, moved):
+            if moved is not None and moved.overhead <= max_overhead and not judge(analysis, moved):
                 plans[size] = moved
                 return ""
         plans[size] = search_plan(analysis)

@@ -177,31 +177,17 @@ def trace_plan(analysis: Analysis, plan: Plan) -> PlannedStep | None:
     return PlannedStep(planned, order) if is_as_said else None
 
 
-def find_shortage(
-    analysis: Analysis,
-    plan: Plan | None,
-    memory_bytes: int,
-    context_bytes: int,
-    margin_bytes: int = 0,
-) -> str:
+def find_shortage(analysis: Analysis, plan: Plan | None, memory_bytes: int, kept_bytes: int) -> str:
     """Finds why a step does not fit a memory, in the allocator's words; empty where it fits.
 
-    The caching allocator is simulated in the memory, of which CUDA's context and a margin take
-    their parts. On the CPU, which has no such allocator, the peak has to fit.
-
-    Args:
-        analysis: Of the step.
-        plan: A plan for the step; None for the step as it is.
-        memory_bytes: All memory of the device.
-        context_bytes: The share of CUDA's context.
-        margin_bytes: Memory to be left free besides.
+    The caching allocator is simulated in the device's memory, of which some is kept for CUDA's
+    context and as a margin. On the CPU, which has no such allocator, the peak has to fit.
     """
     graph = analysis.graph
     if plan is not None and (plan.segments or plan.inplace or plan.dels):
         graph = build_graph(simulate_plan(analysis, plan))
     if analysis.settings is None:
-        over = measure_graph(analysis, graph)[0] - (memory_bytes - margin_bytes)
+        over = measure_graph(analysis, graph)[0] - (memory_bytes - kept_bytes)
         return f"the peak is {format_bytes(over)} over" if over > 0 else ""
-    kept_bytes = context_bytes + margin_bytes
     run = run_on_device(graph, analysis.settings, memory_bytes, kept_bytes)
     return "" if run.exhaustion is None else run.exhaustion.cause

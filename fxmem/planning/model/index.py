@@ -86,13 +86,11 @@ def build_index(graph: MemoryGraph, *, keeps_frames: bool = False) -> StepIndex:
     first, end = _find_ranges(graph)
     nodes = sum(node.phase is Phase.FORWARD for node in graph.nodes)
     owners = {at: node for node in range(nodes) for at in range(first[node], end[node])}
-    saves: dict[int, list[Save]] = {}
     saves_by_node: list[list[Save]] = [[] for _ in graph.nodes]
     for save in graph.saves:
-        saves.setdefault(save.storage, []).append(save)
         if save.node is not None:
             saves_by_node[save.node].append(save)
-    made = _list_made(graph, owners, first, end, saves, keeps_frames)
+    made = _list_made(graph, owners, first, end, keeps_frames)
     cached = {storage.index for storage in graph.storages if storage.cast_until is not None}
     operations = [graph.operations[first[node] : end[node]] for node in range(nodes)]
     changed = [_find_changed_buffers(graph, ran) for ran in operations]
@@ -134,7 +132,6 @@ def _list_made(
     owners: Mapping[int, int],
     first: Sequence[int],
     end: Sequence[int],
-    saves: Mapping[int, Sequence[Save]],
     keeps_frames: bool,
 ) -> list[Activation]:
     """Lists the storages that forward's nodes make, by birth; ``owners`` by operation."""
@@ -147,6 +144,9 @@ def _list_made(
             # It hands on what it takes, as nn.Identity does.
             for index in (i for source in consumer.inputs for i in graph.nodes[source].results):
                 readers.setdefault(index, {})[consumer.index] = end[consumer.index] - 1
+    saves: dict[int, list[Save]] = {}
+    for save in graph.saves:
+        saves.setdefault(save.storage, []).append(save)
     consumers: dict[int, list[tuple[int, int]]] = {}
     for call in graph.calls if keeps_frames else ():
         for index in call.inputs if call.stop > call.start else ():
