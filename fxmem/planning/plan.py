@@ -172,12 +172,11 @@ class Plan(Result):
         return Plan, tuple(getattr(self, each.name) for each in fields(self)[:-1])
 
     def __repr__(self) -> str:
-        counts = {name: len(getattr(self, name)) for name in ("segments", "inplace", "dels")}
         return (
             f"Plan(baseline_peak_bytes={self.baseline_peak_bytes}, peak_bytes={self.peak_bytes}, "
             f"overhead={self.overhead:.3g}, mode={self.mode!r}, style={self.style!r}, "
-            + ", ".join(f"{name}=<{count}>" for name, count in counts.items())
-            + ")"
+            f"segments=<{len(self.segments)}>, inplace=<{len(self.inplace)}>, "
+            f"dels=<{len(self.dels)}>)"
         )
 
     @property
