@@ -79,7 +79,7 @@ def scan(
     row: Row, model: Any, args: Any, kwargs: Any, found: int, options: dict[str, Any]
 ) -> tuple[int, int, int | None]:
     """Scans all sizes: the largest that fits, how many ran, and the smallest that does not fit."""
-    from fxmem.loading.axes import find_axis, resize_inputs
+    from fxmem.loading.inputs import find_axis, resize_inputs
 
     axis = find_axis(args, kwargs, row.axis)
     largest, tried, failure = 0, 0, None

@@ -21,8 +21,8 @@ from fxmem.analyzing import analyze
 from fxmem.batching.largest import MaxBatch
 from fxmem.errors import TraceError, UsageError
 from fxmem.gpus import find_gpu
-from fxmem.loading.axes import find_axis, resize_inputs
 from fxmem.loading.importing import read_files_once
+from fxmem.loading.inputs import find_axis, resize_inputs
 from fxmem.memory.interpolation import describe_structure, interpolate_graph
 from fxmem.planning.outcome import find_shortage
 from fxmem.planning.plan import Plan

@@ -19,7 +19,7 @@ from fxmem.analyzing import analyze
 from fxmem.applying.applying import apply
 from fxmem.errors import FxmemError, UsageError
 from fxmem.fakes.fake_mode import describe_inputs, read_leaf
-from fxmem.loading.inputs import check_inputs, check_model, gather_inputs
+from fxmem.loading.inputs import Inputs, check_inputs, check_model, gather_inputs
 from fxmem.loading.target import load_target, prepare_targets
 from fxmem.parallelism.layout import Layout, ParallelizeChoice, resolve_layout
 from fxmem.planning.outcome import measure_plan
@@ -38,7 +38,6 @@ from fxmem.verifying.comparing import compare_records
 from fxmem.verifying.rank_processes import compare_ranks
 from fxmem.verifying.running import (
     ComparedSteps,
-    Inputs,
     Runner,
     StepOptions,
     StepTask,

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from fxmem.errors import FxmemError, FxmemWarning, TraceError, UsageError, summarize_error
 from fxmem.fakes.fake_mode import read_leaf
+from fxmem.loading.inputs import Inputs
 from fxmem.parallelism.layout import ParallelizeChoice
 from fxmem.source import find_raising_source
 from fxmem.specs import TensorSpec, parse_dtype
@@ -35,8 +36,6 @@ _INTEGERS = 2
 """Integers are drawn below it: 0 and 1 are valid indices, classes and masks wherever any are."""
 
 _HINT = "inputs without values are random, integers 0 or 1; fxmem.verify takes tensors too"
-
-Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def make_inputs(

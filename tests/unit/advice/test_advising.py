@@ -13,8 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fxmem
-from fxmem.advice.advising import advise
-from fxmem.advice.variants import halve_inputs
+from fxmem.advice.advising import advise, halve_inputs
 from fxmem.finding import Finding
 
 MIB = 2**20

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fxmem
-from fxmem.loading.axes import find_axis, resize_inputs
+from fxmem.loading.inputs import find_axis, resize_inputs
 
 IDS = {"ids": "4x128:int64", "mask": "4x1x128x128", "scale": True}
 
