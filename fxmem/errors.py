@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class FxmemError(Exception):
     """Base of every error that fxmem raises on purpose.
@@ -47,6 +50,16 @@ class InfeasibleError(FxmemError):
     """No plan keeps what was asked for: a finding, not a mistake."""
 
     exit_code = 1
+
+
+def suggest_names(name: str, known: Iterable[str], otherwise: str = "", most: int = 1) -> str:
+    """Writes a hint for a name that is not known: the closest that are, else another text.
+
+    >>> suggest_names("adm", ["adam", "sgd"]), suggest_names("x", ["adam"], "use adam")
+    ('did you mean adam?', 'use adam')
+    """
+    close = difflib.get_close_matches(name, [*known], n=most)
+    return f"did you mean {' or '.join(close)}?" if close else otherwise
 
 
 def summarize_error(error: BaseException) -> str:

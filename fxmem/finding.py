@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fxmem.errors import UsageError
+from fxmem.errors import UsageError, suggest_names
 from fxmem.graph import SourceLocation
 
 if TYPE_CHECKING:
@@ -100,7 +99,6 @@ def explain_code(code: str) -> str:
     """
     known = find_code(code)
     if known is None:
-        close = difflib.get_close_matches(code.upper(), TEXTS, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"one of {', '.join(TEXTS)}"
+        hint = suggest_names(code.upper(), TEXTS, f"one of {', '.join(TEXTS)}")
         raise UsageError(f"unknown finding {code}", hint=hint)
     return TEXTS[known]

@@ -6,14 +6,13 @@ No torch here: a dtype is its name in torch.
 from __future__ import annotations
 
 import ast
-import difflib
 import math
 import operator
 import re
 from dataclasses import dataclass
 from typing import Any
 
-from fxmem.errors import UsageError
+from fxmem.errors import UsageError, suggest_names
 
 DTYPES = {
     "bf16": "bfloat16",
@@ -117,11 +116,8 @@ def parse_dtype(dtype: object) -> str:
     name = text.lower()
     name = DTYPES.get(name, name)
     if name not in _TORCH_DTYPES:
-        close = difflib.get_close_matches(text.lower(), [*DTYPES, *sorted(_TORCH_DTYPES)], n=1)
-        raise UsageError(
-            f"unknown dtype {text!r}",
-            hint=f"did you mean {close[0]}?" if close else "float32, bf16, fp16, int64, bool, ...",
-        )
+        known, some = [*DTYPES, *sorted(_TORCH_DTYPES)], "float32, bf16, fp16, int64, bool, ..."
+        raise UsageError(f"unknown dtype {text!r}", hint=suggest_names(text.lower(), known, some))
     return name
 
 

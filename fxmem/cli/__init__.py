@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import re
 import sys
@@ -27,7 +26,7 @@ from fxmem.cli import (
     verify,
 )
 from fxmem.cli.output import EXIT_USAGE, keep_stdout, write_line
-from fxmem.errors import FxmemError, summarize_error
+from fxmem.errors import FxmemError, suggest_names, summarize_error
 from fxmem.plugins import load_plugins
 from fxmem.report.tables import escape_controls
 
@@ -148,9 +147,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _explain_command(name: str) -> str:
-    close = difflib.get_close_matches(name, COMMANDS, n=1)
-    if close:
-        hint = f"did you mean {close[0]}?"
+    if close := suggest_names(name, COMMANDS):
+        hint = close
     elif ":" in name or name.endswith(".py"):
         hint = f"write fxmem analyze {name}"
     else:
@@ -160,9 +158,9 @@ def _explain_command(name: str) -> str:
 
 def _explain_unknown(unknown: list[str], parser: argparse.ArgumentParser) -> str:
     name = unknown[0].partition("=")[0]
-    close = difflib.get_close_matches(name, parser._option_string_actions, n=1)
+    close = suggest_names(name, parser._option_string_actions)
     if name.startswith("-") and close:
-        hint = f"did you mean {close[0]}?"
+        hint = close
     elif name.startswith("-") and "batch" in name:
         hint = "the batch is the first size of each --input; fxmem max-batch finds the largest"
     elif name[:1].isdigit():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ from fxmem.comparison.changes import (
     match_storages,
     read_footprint,
 )
-from fxmem.errors import FxmemError, UsageError
+from fxmem.errors import FxmemError, UsageError, suggest_names
 from fxmem.graph import SourceLocation
 from fxmem.report.blocks import Block, Heading, Paragraph
 from fxmem.report.result import Report
@@ -242,9 +241,7 @@ def _read_check(
     arguments: dict[str, list[str]] = {}
     for key, value in values.items():
         if key not in options or key == "help":
-            close = difflib.get_close_matches(key, options, n=1)
-            other = "an option of fxmem analyze, without --"
-            hint = f"did you mean {close[0]}?" if close else other
+            hint = suggest_names(key, options, "an option of fxmem analyze, without --")
             raise UsageError(f"{key} is not known", hint=hint)
         if isinstance(value, dict):  # input = { ids = "8x128:int64" }
             value = [f"{argument}={spec}" for argument, spec in value.items()]

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from fxmem.errors import LoadError, summarize_error
+from fxmem.errors import LoadError, suggest_names, summarize_error
 from fxmem.loading.parsing import Target
 from fxmem.patching import patch
 from fxmem.source import find_raising_source, find_source
@@ -178,9 +178,8 @@ def find_object(module: ModuleType, target: Target, *, is_model: bool = True) ->
 
 def _suggest_names(owner: object, name: str, is_model: bool) -> str:
     public = [entry for entry in dir(owner) if not entry.startswith("_")]
-    close = difflib.get_close_matches(name, public, n=3)
-    if close:
-        return f"did you mean {' or '.join(close)}?"
+    if close := suggest_names(name, public, most=3):
+        return close
 
     def is_meant(value: object) -> bool:
         if not is_model:

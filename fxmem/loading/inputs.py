@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_iter, tree_leaves, tree_unflatten
 
-from fxmem.errors import UsageError
+from fxmem.errors import UsageError, suggest_names
 from fxmem.fakes.fake_mode import describe_inputs, read_leaf
 from fxmem.loading.parsing import shorten_signature
 from fxmem.specs import TensorSpec, parse_spec
@@ -113,8 +112,7 @@ def _explain_misfit(
     if inspect.Parameter.VAR_KEYWORD not in kinds.values():
         for name in kwargs:
             if name not in by_name:
-                close = difflib.get_close_matches(name, by_name, n=1)
-                hint = f"did you mean {close[0]}?" if close else f"it takes {', '.join(by_name)}"
+                hint = suggest_names(name, by_name, f"it takes {', '.join(by_name)}")
                 return f"there is no argument {name!r} in", hint
     if _is_dict_of_inputs(signature, args):
         return "inputs by name were passed by position to", "pass the dict as kwargs"

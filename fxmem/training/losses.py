@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fxmem.errors import TraceError, UsageError
+from fxmem.errors import TraceError, UsageError, suggest_names
 from fxmem.fakes.containers import iterate_tensors
 from fxmem.specs import strip_torch
 from fxmem.tracing.conditions import read_autocast
@@ -76,13 +75,9 @@ def _make_named(name: str) -> Loss:
     elif name in _OF_VALUES:
         function, find, make = _OF_VALUES[name], _find_prediction, _make_values
     else:
-        close = difflib.get_close_matches(name.lower().removesuffix("loss"), LOSSES, n=1)
-        raise UsageError(
-            f"unknown loss {name!r}",
-            hint=f"did you mean {close[0]}?"
-            if close
-            else f"one of {', '.join(LOSSES)}; or a function of the output, file.py:function",
-        )
+        others = f"one of {', '.join(LOSSES)}; or a function of the output, file.py:function"
+        hint = suggest_names(name.lower().removesuffix("loss"), LOSSES, others)
+        raise UsageError(f"unknown loss {name!r}", hint=hint)
 
     def compute(output: Any, target: Tensor | None) -> Tensor:
         return _check_loss(function(find(output), make(output) if target is None else target))

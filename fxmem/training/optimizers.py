@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +11,7 @@ import torch
 from torch import nn, optim
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
-from fxmem.errors import UsageError
+from fxmem.errors import UsageError, suggest_names
 from fxmem.fakes.fake_mode import LeanDispatchMode
 from fxmem.specs import parse_call
 from fxmem.versions.operators import aten
@@ -106,13 +105,9 @@ def resolve_optimizer(
     if isinstance(optimizer, str):
         kind, settings = parse_settings(optimizer)
         if kind not in OPTIMIZERS:
-            close = difflib.get_close_matches(kind.lower(), OPTIMIZERS, n=3)
-            raise UsageError(
-                f"unknown optimizer {kind!r}",
-                hint=f"did you mean {' or '.join(close)}?"
-                if close
-                else f"one of {', '.join(OPTIMIZERS)}; or what makes one, file.py:function",
-            )
+            others = f"one of {', '.join(OPTIMIZERS)}; or what makes one, file.py:function"
+            hint = suggest_names(kind.lower(), OPTIMIZERS, others, most=3)
+            raise UsageError(f"unknown optimizer {kind!r}", hint=hint)
         name, make = optimizer, lambda parameters: OPTIMIZERS[kind](parameters, **settings)
     elif isinstance(optimizer, optim.Optimizer):
         raise UsageError(
