@@ -247,7 +247,7 @@ def show_progress(
         return
 
     def update_line() -> None:
-        delay, end = delay_s or (_DELAY_S if is_terminal else _LOG_DELAY_S), ""
+        delay, shown = delay_s or (_DELAY_S if is_terminal else _LOG_DELAY_S), False
         while not done.wait(delay):
             more = details() if details else ""
             elapsed_s = time.monotonic() - start
@@ -255,9 +255,10 @@ def show_progress(
             with contextlib.suppress(OSError):  # nobody reads it
                 stream.write(f"{_CLEAR_LINE}{line}" if is_terminal else f"{line}\n")
                 stream.flush()
-            end = _CLEAR_LINE if is_terminal else ""
-        stream.write(end)
-        stream.flush()
+            shown = is_terminal
+        if shown:
+            stream.write(_CLEAR_LINE)
+            stream.flush()
 
     thread = threading.Thread(target=update_line, daemon=True)
     thread.start()
