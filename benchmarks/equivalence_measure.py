@@ -20,7 +20,7 @@ from fxmem.planning.plan import GRAPH, MODULES
 from fxmem.planning.prepared_step import PlanningStep, describe_segments, prepare_step
 from fxmem.planning.strategies.small_changes import vary_segments
 from fxmem.verifying.comparing import Record, compare_records
-from fxmem.verifying.running import Runner, StepTask, keep_state
+from fxmem.verifying.running import Runner, StepOptions, StepTask, keep_state
 
 OPTIMIZER = "adam"
 STEPS = 3
@@ -103,8 +103,8 @@ class Baseline:
             self.peak_bytes = self._runner.measure()
 
     def _make_runner(self, model: nn.Module) -> Runner:
-        options = (OPTIMIZER, torch.device("cpu"), self._autocast, True, STEPS, SEED)
-        return Runner(StepTask(self._inputs, None, *options), model)
+        options = StepOptions(steps=STEPS, seed=SEED, optimizer=OPTIMIZER, autocast=self._autocast)
+        return Runner(StepTask(self._inputs, torch.device("cpu"), options), model)
 
     def hold(self, plan: fxmem.Plan, *, drawn: bool = False) -> Held:
         """Takes the same steps with a plan."""
