@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from torch import fx
 
 import fxmem
@@ -24,26 +23,31 @@ UNFIT = replace(RECORDED, reason="no graph holds it")
 
 
 class Records:
-    """Takes the place of a blueprint; what was asked of it."""
-
-    model = torch.nn.Module()
-    loss = make_optimizer = None
-    fake_mode = contextlib.nullcontext()
+    """Takes the place of a blueprint, and of the step that it prepares; what was asked of it."""
 
     def __init__(
         self, symbolic: Recording | FxmemError | Callable[[], Recording], frontend: str | None
     ) -> None:
-        self.options = SimpleNamespace(frontend=frontend, layout=None, size_hint=None)
+        names = "layout", "size_hint", "target", "hints"
+        self.options = SimpleNamespace(frontend=frontend, **dict.fromkeys(names))
         self.symbolic = symbolic
         self.asked: list[bool] = []
 
-    def record(self, _inputs: Any, *, symbolic_sizes: bool) -> Recording:
+    def prepare_step(self, _inputs: Any) -> contextlib.AbstractContextManager[Records]:
+        return contextlib.nullcontext(self)
+
+    def record(self, *, symbolic_sizes: bool = True, **_: Any) -> Recording:
         self.asked.append(symbolic_sizes)
         if not symbolic_sizes:
             return RECORDED
         if isinstance(self.symbolic, FxmemError):
             raise self.symbolic
         return self.symbolic() if callable(self.symbolic) else self.symbolic
+
+
+@pytest.fixture(autouse=True)
+def recording_by_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fxmem.analyzing, "record_step", Records.record)
 
 
 def fail_traced() -> Recording:
