@@ -24,8 +24,7 @@ def _list(
 def _list_compiler(owner: str, names: str) -> Interface:
     """Lists names without which nothing is compiled; to import them takes long."""
     purpose = "lower compiled code for a GPU that is not there"
-    since = (2, 13)
-    return Interface(owner, tuple(names.split()), purpose, "none", since, is_optional=True)
+    return Interface(owner, tuple(names.split()), purpose, "none", is_optional=True)
 
 
 INTERFACES = (
