@@ -93,6 +93,9 @@ def _answer_inductor() -> Iterator[None]:
         is_plain = type(index) is int and tensor.device.type == "cuda"
         return aten.select.int(tensor, 0, index) if is_plain else get_item(tensor, index)
 
+    def copy(tensor: Tensor, *source: Any, **options: Any) -> Tensor:
+        return aten.copy_.default(tensor, *source, **options)  # type: ignore[no-any-return]
+
     answers = {name: staticmethod(getattr(torch.cuda, name)) for name in _ASKED}
     worker = {name: answers[name] for name in ("get_device_properties", "current_device")}
     forget = hints.DeviceProperties.create.cache_clear
@@ -107,7 +110,7 @@ def _answer_inductor() -> Iterator[None]:
             # These ask for a guard of the device, which a build for the CPU lacks.
             torch.Tensor: {
                 "__invert__": lambda tensor: aten.bitwise_not.default(tensor),
-                "copy_": lambda tensor, *given: aten.copy_.default(tensor, *given),
+                "copy_": copy,
                 "__getitem__": select,
             },
         }

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_FUSED = re.compile(r"^(?:triton|cpp)_[a-z]+_fused_(.*?)_\d+$")
+_FUSED = re.compile(r"^triton_[a-z]+_fused_(.*?)_\d+$")
 Name = Callable[[Tensor, str], None]
 """Names a buffer by the operators that write it."""
 
@@ -37,8 +37,9 @@ def make_program(source: str, device: torch.device, name: Name) -> Callable[[lis
         A function that takes its inputs in a list, which it empties.
     """
     tree = ast.parse(source)
+    kernels = [each.targets[0].id for each in tree.body if _is_kernel(each)]  # type: ignore[attr-defined]
     tree.body = [each for each in tree.body if _is_wrapper(each)]
-    names = _Names(_list_names(device), name)
+    names = _list_names(device) | {kernel: _Kernel(kernel, name) for kernel in kernels}
     exec(compile(tree, "<inductor>", "exec"), names)
     call = names["Runner"]([]).call if "Runner" in names else names["call"]
 
@@ -50,10 +51,18 @@ def make_program(source: str, device: torch.device, name: Name) -> Callable[[lis
     return run
 
 
+def _is_kernel(statement: ast.stmt) -> bool:
+    """Returns whether a statement compiles a kernel: ``name = async_compile.triton(...)``."""
+    call = statement.value if isinstance(statement, ast.Assign) else None
+    function = call.func if isinstance(call, ast.Call) else None
+    return isinstance(function, ast.Attribute) and ast.unparse(function.value) == "async_compile"
+
+
 def _is_wrapper(statement: ast.stmt) -> bool:
-    if isinstance(statement, ast.FunctionDef):
-        return statement.name == "call" or statement.name.startswith("partition")
-    return isinstance(statement, ast.ClassDef)
+    """Returns whether a statement belongs to the wrapper, or names a constant of the graph."""
+    is_constant = isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant)
+    is_call = isinstance(statement, ast.FunctionDef) and statement.name == "call"
+    return is_constant or is_call or isinstance(statement, ast.ClassDef)
 
 
 def _list_names(device: torch.device) -> dict[str, Any]:
@@ -97,19 +106,6 @@ class _TorchOf:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
-
-
-class _Names(dict[str, Any]):
-    """Globals of a wrapper, in which any other name is a kernel."""
-
-    def __init__(self, known: dict[str, Any], name: Name) -> None:
-        super().__init__(known)
-        self._name = name
-
-    def __missing__(self, key: str) -> Any:
-        if hasattr(builtins, key):
-            raise KeyError(key)
-        return _Kernel(key, self._name)
 
 
 class _Kernel:
