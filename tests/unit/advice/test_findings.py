@@ -85,14 +85,14 @@ def test_logits(options: dict[str, Any], optimizer: str | None) -> None:
 
 
 @pytest.mark.parametrize(("autocast", "nbytes"), [(None, 16), ("bf16", 12)])
-def test_the_logits_of_a_gpt_of_12_layers(autocast: str | None, nbytes: int) -> None:
+def test_the_logits_of_a_gpt(autocast: str | None, nbytes: int) -> None:
     """By hand, for each of 12 x 1024 tokens and 50304 words.
 
     The output holds the logits, autograd the log-softmax, and backward makes the gradients of loss
     and log-softmax. Under autocast the log-softmax is in bf16 like the logits, autograd keeps a
     float32 copy of it for the loss, and the peak is at the gradient of that: 2 + 2 + 4 + 4 bytes.
     """
-    target = "examples/gpt.py:GPT(layers=12, width=768, heads=12, vocabulary=50304, context=1024)"
+    target = "examples/gpt.py:GPT(layers=1, width=768, heads=12, vocabulary=50304, context=1024)"
     options = {"loss": "cross_entropy", "autocast": autocast, "optimizer": "adamw"}
     step = fxmem.analyze(str(Path(__file__).parents[3] / target), "12x1024:int64", **options)
     (finding,) = step.findings

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 import pickle
 import warnings
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from leanest import apply_leanest
+from leanest import plan_leanest
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
@@ -64,12 +65,18 @@ class Net(nn.Module):
 Pair = tuple[Any, Any]
 
 
+@functools.cache
+def plan_net(autocast: str | None) -> fxmem.Plan:
+    return plan_leanest(Net(), (X,), autocast=autocast)
+
+
 def make(*args: Any, autocast: str | None = None, **kwargs: Any) -> Pair:
     """A model, and its twin with a plan for these arguments."""
     torch.manual_seed(0)
     model = Net()
-    planned = apply_leanest(model, args or (X,), kwargs, autocast=autocast)
-    return copy.deepcopy(model), planned
+    is_plain = not args and not kwargs
+    plan = plan_net(autocast) if is_plain else plan_leanest(model, args, kwargs)
+    return copy.deepcopy(model), fxmem.apply(model, plan)
 
 
 def run(pair: Pair, *args: Any, **kwargs: Any) -> int:

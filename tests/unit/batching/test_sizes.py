@@ -95,7 +95,7 @@ def test_the_answer_is_that_of_a_scan(
     found = fxmem.max_batch(model, spec, memory=memory, axis=axis, margin=0, **options)
     assert found.is_exact and found.analyses <= 6
     assert found.next_batch is not None and found.peak_bytes is not None
-    near = range(max(1, found.batch - 4), found.next_batch + 4)
+    near = range(max(1, found.batch - 2), found.next_batch + 2)
     assert found.batch == scan(analyze, near, memory)
     assert analyze(found.batch).peak_bytes == found.peak_bytes
     assert analyze(found.next_batch).peak_bytes == found.next_peak_bytes

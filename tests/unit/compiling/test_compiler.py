@@ -51,8 +51,13 @@ def record_steps(compile: bool = True, breaks: bool = False, **options: Any) -> 
     return recording
 
 
-def test_a_fused_step_holds_less_and_every_step_the_same() -> None:
-    eager, compiled = record_steps(compile=False), record_steps()
+@pytest.fixture(scope="module")
+def compiled() -> Recording:
+    return record_steps()
+
+
+def test_a_fused_step_holds_less_and_every_step_the_same(compiled: Recording) -> None:
+    eager = record_steps(compile=False)
     # Eager mode keeps tanh, sin and the sum for backward; the compiler recomputes them.
     assert eager.peak.nbytes > compiled.peak.nbytes + 128 * MIB
     assert len({step.peak_bytes for step in compiled.steps}) == 1
@@ -63,11 +68,11 @@ def test_a_fused_step_holds_less_and_every_step_the_same() -> None:
     assert not compiled.steps[-1].setup.compiled
 
 
-def test_code_between_two_graphs_is_recorded_and_the_break_is_named() -> None:
-    whole, broken = record_steps(), record_steps(breaks=True)
+def test_code_between_two_graphs_is_recorded_and_the_break_is_named(compiled: Recording) -> None:
+    broken = record_steps(breaks=True)
     line = Chain.forward.__code__.co_firstlineno + 3
     assert f"torch.compile breaks the graph at test_compiler.py:{line}." in broken.notes
-    assert broken.peak.nbytes >= whole.peak.nbytes + 64 * MIB  # tanh's result is handed over
+    assert broken.peak.nbytes >= compiled.peak.nbytes + 64 * MIB  # tanh's result is handed over
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -77,8 +82,8 @@ def test_backends_that_compile_nothing_run_as_they_are(backend: str) -> None:
     assert not recording.notes
 
 
-def test_buffers_have_the_names_of_the_operators_that_write_them() -> None:
-    storages = record_steps().steps[-1].graph.storages
+def test_buffers_have_the_names_of_the_operators_that_write_them(compiled: Recording) -> None:
+    storages = compiled.steps[-1].graph.storages
     assert any("tanh" in storage.name for storage in storages)
 
 
@@ -94,16 +99,15 @@ def test_a_compiled_optimizer_ends_its_steps() -> None:
     assert len(recording.steps) == 2
 
 
-def test_dynamo_is_left_as_it_was() -> None:
+def test_dynamo_is_left_as_it_was(compiled: Recording) -> None:
     def double(x: Tensor) -> Tensor:
         return x * 2
 
-    first = record_steps().peak.nbytes
     rules: Any = torch._dynamo.trace_rules
     assert not any("fxmem" in folder for folder in rules.SKIP_DIRS)
-    compiled: Any = torch.compile(double, backend="eager")
-    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
-    assert record_steps().peak.nbytes == first
+    doubled: Any = torch.compile(double, backend="eager")
+    assert torch.equal(doubled(torch.ones(2)), torch.full((2,), 2.0))
+    assert record_steps().peak.nbytes == compiled.peak.nbytes
 
 
 def test_other_modes_say_what_is_not_counted() -> None:

@@ -78,13 +78,13 @@ def test_the_least_checkpointing_that_fits() -> None:
 
 
 def test_offloading_where_nothing_else_fits() -> None:
-    found = fit(make_model(8192, blocks=8), 8, gpus=2)
+    found = fit(make_model(16384, blocks=2), 8, gpus=2)
     assert list_meshes(found) == [({"dp": 2}, "offloading")]
     assert found.best is not None
 
 
 def test_shared_state_of_the_optimizer() -> None:
-    found = fit(make_model(4096, blocks=12), 8, gpus=4, parallelize="ddp")
+    found = fit(make_model(8192), 8, gpus=4, parallelize="ddp")
     assert list_meshes(found) == [({"dp": 4}, "sharded optimizer")]
 
 
