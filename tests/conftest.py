@@ -57,6 +57,12 @@ def _no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def quick_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans after few trials, where a test is not about how good they are."""
+    monkeypatch.setattr("fxmem.planning.strategies.problem.SMALL_STEP_TRIALS", 1)
+
+
+@pytest.fixture
 def check_golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """Compares a text with a file under tests/golden, or writes that file with --overwrite."""
 

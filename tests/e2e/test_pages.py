@@ -139,8 +139,12 @@ def analyze_once(*args: Any, **options: Any) -> fxmem.Analysis:
 
 
 @pytest.fixture
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def workplace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[Path]:
     """A folder as the pages take it for granted, and their width of a terminal."""
+    if not request.config.getoption("--overwrite"):
+        request.getfixturevalue("quick_search")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     project = next(b for b in BLOCKS if (b.page.name, b.language) == ("ci.md", "toml"))
     (tmp_path / "pyproject.toml").write_text(project.text)
