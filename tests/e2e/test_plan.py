@@ -17,6 +17,8 @@ from fxmem.planning.inplace.inplace_changes import apply_inplace
 from fxmem.planning.outcome import measure_graph
 from fxmem.planning.suggestions import suggest_code
 
+pytestmark = pytest.mark.usefixtures("quick_search")
+
 ROOT = Path(__file__).parents[2]
 NETS = """
 import torch

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 import fxmem
 from fxmem.applying import auto as auto_module
 
-LIMIT: dict[str, Any] = {"max_overhead": 1.0, "device": "cpu", "time_limit_s": 1}
+pytestmark = pytest.mark.usefixtures("quick_search")
+
+LIMIT: dict[str, Any] = {"max_overhead": 1.0, "device": "cpu"}
 
 
 class Block(nn.Module):

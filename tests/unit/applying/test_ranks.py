@@ -26,10 +26,13 @@ from fxmem.planning.planner import find_front
 from fxmem.planning.strategies.problem import Goal
 from fxmem.report.blocks import render_text
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(torch.cpu.Stream, "record_event"),
-    reason="fully_shard needs a GPU in this release",
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not hasattr(torch.cpu.Stream, "record_event"),
+        reason="fully_shard needs a GPU in this release",
+    ),
+    pytest.mark.usefixtures("quick_search"),
+]
 WIDTH = 32
 STEP: dict[str, Any] = {"mesh": {"dp": 8}, "device": "cpu", "loss": "mse", "optimizer": "adam"}
 BATCH = f"256x{WIDTH}"

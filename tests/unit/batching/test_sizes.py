@@ -101,6 +101,7 @@ def test_the_answer_is_that_of_a_scan(
     assert analyze(found.next_batch).peak_bytes == found.next_peak_bytes
 
 
+@pytest.mark.usefixtures("quick_search")
 def test_a_plan_makes_room_for_more() -> None:
     net = nn.Sequential(nn.Linear(8, 64), *[nn.Tanh() for _ in range(8)], nn.Linear(64, 1))
     options: dict[str, Any] = {"device": "cpu", "margin": 0}

@@ -13,6 +13,8 @@ from fxmem.planning.inplace.inplace_changes import find_inplace
 from fxmem.planning.model.index import build_index
 from fxmem.planning.outcome import measure_plan
 
+pytestmark = pytest.mark.usefixtures("quick_search")
+
 MIB = 1024**2
 
 
