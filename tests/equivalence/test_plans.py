@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +15,16 @@ import fxmem
 from benchmarks.cases import import_torchvision
 
 SETTINGS: dict[str, dict[str, Any]] = {
+    "cuda, bf16": {"device": "cuda", "autocast": "bf16"},
     "cpu": {"device": "cpu"},
     "cuda": {"device": "cuda", "optimizer": "adam"},
-    "cuda, bf16": {"device": "cuda", "autocast": "bf16"},
 }
+
+
+@pytest.fixture(autouse=True)
+def _quick_plans(quick_search: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a small model nothing is worth its time."""
+    monkeypatch.setattr("fxmem.planning.planner._WORTH", 0.0)
 
 
 def check_front(
@@ -25,8 +32,8 @@ def check_front(
 ) -> None:
     """Asserts that the recorded step of each plan of a front takes what the plan promises."""
     analysis = fxmem.analyze(model, args, kwargs, **options)
-    front = fxmem.pareto(analysis, style=style, points=3, time_limit_s=2)
-    assert front[0].segments == ()
+    front = fxmem.pareto(analysis, style=style, points=3)
+    assert len(front) > 1 and front[0].segments == ()
     # Values of a graph go after their last use, and not with the frames of the user's code.
     assert front[0].peak_bytes <= front[0].baseline_peak_bytes == analysis.peak_bytes
     assert style == "graph" or front[0].peak_bytes == analysis.peak_bytes
@@ -39,8 +46,11 @@ def check_front(
         assert flops == pytest.approx(step_flops * (1 + plan.overhead_flops))
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("name", PLANNED)
+PAIRS = dict(zip(PLANNED, itertools.cycle(SETTINGS)))
+del PAIRS["tied"]  # no plan lowers its peak
+
+
+@pytest.mark.parametrize(("name", "settings"), [*PAIRS.items()])
 def test_promised_peaks_are_recorded(name: str, settings: str) -> None:
     make, spec = PLANNED[name]
     torch.manual_seed(0)
@@ -118,7 +128,7 @@ def test_a_cache_keeps_blocks_and_attention_from_being_computed_again() -> None:
     model, (args, kwargs) = make_model("gpt2 with a cache")
     analysis = fxmem.analyze(model, args, kwargs, device="cpu")
     assert analysis.frontend == "record"
-    plan = fxmem.pareto(analysis, time_limit_s=1)[-1]  # of modules, as there is no graph
+    plan = fxmem.pareto(analysis)[-1]  # of modules, as there is no graph
     assert plan.style == "modules"
     chosen = {segment.fqn for segment in plan.segments}
     assert chosen

@@ -96,10 +96,9 @@ def check(net: nn.Module, spec: str, *, by_flops: bool) -> None:
         assert not worse, (plan, worse)
 
 
-@pytest.mark.parametrize("by_flops", [False, True], ids=["time", "FLOPs"])
 @pytest.mark.parametrize("seed", range(EXAMPLES or 2))
-def test_no_plan_of_modules_beats_those_of_the_graph(seed: int, by_flops: bool) -> None:
-    check(draw_net(seed), f"16x64x{WIDTH}", by_flops=by_flops)
+def test_no_plan_of_modules_beats_those_of_the_graph(seed: int) -> None:
+    check(draw_net(seed), f"16x64x{WIDTH}", by_flops=seed % 2 == 1)
 
 
 @pytest.mark.parametrize("by_flops", [False, True], ids=["time", "FLOPs"])
