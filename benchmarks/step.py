@@ -72,18 +72,22 @@ class Step:
         backward: AbstractContextManager[Any] | None = None,
     ) -> None:
         """Takes one step; `forward` is entered around the forward and the loss."""
-        torch.manual_seed(SEED)
-        self.zero_grad()
-        training = self.mode != "infer"
-        with forward or nullcontext(), torch.set_grad_enabled(training):
-            self.output = self.model(*self.args, **self.kwargs)
-            if training:
-                self.loss = default_loss(self.output)
+        self.run_forward(forward)
         if self.loss is not None:
             with backward or nullcontext():
                 self.loss.backward()
             if self.optimizer is not None:
                 self.optimizer.step()
+
+    def run_forward(self, around: AbstractContextManager[Any] | None = None) -> None:
+        """Runs a step up to its loss."""
+        torch.manual_seed(SEED)
+        self.zero_grad()
+        training = self.mode != "infer"
+        with around or nullcontext(), torch.set_grad_enabled(training):
+            self.output = self.model(*self.args, **self.kwargs)
+            if training:
+                self.loss = default_loss(self.output)
 
     def zero_grad(self) -> None:
         """Drops the parameters' gradients, by the optimizer if there is one."""

@@ -223,7 +223,8 @@ class Analysis(Result):
         """
         if self.device_run is None or self.exhaustion is None:
             return None if self.device_run is None else True
-        return False if self.exhaustion.is_certain and not self.setup.compiled else None
+        is_eager = self.setup.compile == "left out"
+        return False if self.exhaustion.is_certain and not is_eager else None
 
     @property
     def process_bytes(self) -> tuple[int, int] | None:

@@ -21,7 +21,7 @@ from fxmem.loading.target import load_target
 from fxmem.parallelism.layout import Layout, ParallelizeChoice, resolve_layout
 from fxmem.recording.size_hints import SizeHint
 from fxmem.setup import Setup
-from fxmem.tracing.compiled import NOT_COMPILED
+from fxmem.tracing.compiled import is_compiled, read_compile, unwrap_compiled
 from fxmem.tracing.modules import describe_model, remember_model
 from fxmem.training.blueprint import Blueprint
 from fxmem.training.failures import is_traced
@@ -39,6 +39,7 @@ from fxmem.training.options import (
     load_choice,
     name_choice,
     resolve_autocast,
+    resolve_compile,
     resolve_device,
     resolve_dtype,
     resolve_frontend,
@@ -46,6 +47,8 @@ from fxmem.training.options import (
 from fxmem.training.step import Recording, record_step
 from fxmem.units import format_bytes
 from fxmem.versions.release import check_release
+
+_COMPILED = "it is compiled"
 
 
 def analyze(
@@ -63,6 +66,7 @@ def analyze(
     optimizer: OptimizerChoice = None,
     loss: LossChoice = None,
     loop: LoopChoice = "plain",
+    compile: bool | Mapping[str, Any] | None = None,
     accumulate: int | None = None,
     set_to_none: bool | None = None,
     hold_outputs: bool | None = None,
@@ -108,6 +112,8 @@ def analyze(
             ``lightning.Trainer``; ``"fabric"`` for ``lightning.Fabric``; one of them with
             settings (``"huggingface(accumulate=4)"``); or a function of a
             :class:`fxmem.training.training.Training`, or a TARGET that names one.
+        compile: True, or arguments of ``torch.compile``, to compile the model, after it is laid
+            out on a mesh; False for eager figures. None compiles what the code compiles.
         accumulate: Overrides the loop's number of micro-batches, each of the inputs given, whose
             gradients add up before the optimizer steps.
         set_to_none: Overrides whether the loop's ``optimizer.zero_grad`` frees gradients.
@@ -158,6 +164,8 @@ def analyze(
         loop=named_loop,
         run_loop=run_loop,
         frontend=resolve_frontend(frontend, layout),
+        compiles=compile is not False,
+        compile_options=resolve_compile(compile),
         layout=layout,
     )
     check_choices(loss, optimizer)
@@ -196,7 +204,7 @@ def _analyze(
     graph = served.recording.fx_graph
     remember_model(graph, described)
     setup = describe_setup(
-        model if isinstance(model, str) else type(model).__name__,
+        model if isinstance(model, str) else type(unwrap_compiled(model)).__name__,
         specs,
         chosen,
         optimizer,
@@ -204,13 +212,15 @@ def _analyze(
         frontend=served.frontend,
         frontend_reason=served.reason,
         notes=tuple(_list_notes(blueprint, served.recording, loss=loss, optimizer=optimizer)),
-        compiled=NOT_COMPILED in served.recording.notes,
+        compile=read_compile(served.recording.notes),
         **_describe_layout(layout),
     )
     blueprint = replace(blueprint, args=given[0], kwargs=given[1])  # fakes, which take no memory
     analysis = Analysis(
         setup, served.recording.graph, chosen.settings, chosen.gpu, graph, blueprint
     )
+    if setup.compile == "compiled":
+        analysis = _note_eager(analysis)
     return analysis if other is None else _note_other_mode(analysis, other)
 
 
@@ -238,6 +248,16 @@ def describe_setup(
         loop=options.loop,
         **others,
     )
+
+
+def _note_eager(analysis: Analysis) -> Analysis:
+    """Notes the peak of a compiled step in eager mode."""
+    blueprint, setup = analysis.blueprint, analysis.setup
+    options = replace(blueprint.options, compiles=False, compile_options=None, frontend="record")
+    eager = analyze_again(replace(analysis, blueprint=replace(blueprint, options=options)))
+    peaks = (format_bytes(each.peak_bytes) for each in (eager, analysis))
+    note = "Eager mode's peak is {}, that of compiled code {}.".format(*peaks)
+    return replace(analysis, setup=replace(setup, notes=(*setup.notes, note)))
 
 
 def _note_other_mode(analysis: Analysis, other: MemoryGraph) -> Analysis:
@@ -336,6 +356,8 @@ def record_blueprint(blueprint: Blueprint, inputs: Sequence[str]) -> Served:
     options, frontend = blueprint.options, blueprint.options.frontend
     record = functools.partial(record_step, target=options.target, hints=options.hints)
     reason = "record was asked for" if options.layout is None else ""
+    if options.compiles and (options.compile_options is not None or is_compiled(blueprint.model)):
+        frontend, reason = "record", _COMPILED
     if frontend != "record":
         try:
             with blueprint.prepare_step(inputs) as step:
@@ -349,6 +371,8 @@ def record_blueprint(blueprint: Blueprint, inputs: Sequence[str]) -> Served:
             reason = error.cause
         else:
             reason = recording.reason or _explain_hints(blueprint, recording)
+            if read_compile(recording.notes) == "compiled":
+                reason = _COMPILED
             if reason and frontend == "fx":
                 raise TraceError(
                     f"the fx frontend cannot express this model: {reason}",

@@ -65,11 +65,14 @@ def patch(replacements: Mapping[Any, Mapping[str, Any]]) -> Iterator[None]:
             for name, value in values.items():
                 if path.partition(".")[0] == "torch" and not _is_listed(owner, name):
                     raise LookupError(f"{path}.{name} is not listed in fxmem/versions/patches.py")
-                before = vars(owner).get(name, _ABSENT)
-                _applied.append((owner, name, value, before))
-                setattr(owner, name, value)
+                _replace(owner, name, value)
                 stack.callback(_undo_last)
         yield
+
+
+def _replace(owner: Any, name: str, value: Any) -> None:
+    _applied.append((owner, name, value, vars(owner).get(name, _ABSENT)))
+    setattr(owner, name, value)
 
 
 def _undo_last() -> None:
@@ -89,7 +92,7 @@ def leave_recording() -> Iterator[None]:
     Hooks of the recording that stay see by :func:`count_left` that theirs is not the innermost.
     """
     global _left
-    first = _marks[0]
+    first = _marks[0] if _marks else len(_applied)
     applied = _applied[first:]
     if not applied:
         yield
@@ -137,8 +140,7 @@ def resume_recording() -> Iterator[None]:
 
 def _apply_again(applied: list[tuple[Any, str, Any, Any]]) -> None:
     for owner, name, value, _ in applied:
-        setattr(owner, name, value)
-    _applied.extend(applied)
+        _replace(owner, name, value)
 
 
 def count_left() -> int:

@@ -69,6 +69,7 @@ class Setup:
     mesh: Mapping[str, int] | None = None
     parallelize: str | None = None  # how the model is laid out on the mesh
     rank: int | str = 0
-    compiled: bool = False  # torch.compile is called, and left out
+    # what came of the code's torch.compile: "compiled", or "left out"; None where none is called
+    compile: str | None = None
     attention: str | None = None  # the backend tried first, where one was asked for
     schedule: str | None = None  # of the pipeline, one of whose ranks the step is of

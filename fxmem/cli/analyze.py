@@ -13,7 +13,13 @@ from fxmem.cli.output import (
     write_line,
     write_result,
 )
-from fxmem.cli.step import add_count, add_step_options, analyze_step, parse_step
+from fxmem.cli.step import (
+    add_compile_options,
+    add_count,
+    add_step_options,
+    analyze_step,
+    parse_step,
+)
 from fxmem.errors import UsageError
 from fxmem.report.text import DEPTH
 from fxmem.units import format_bytes
@@ -40,6 +46,7 @@ cannot be loaded or traced
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     add_step_options(parser)
+    add_compile_options(parser, can_ask=True)
     output = add_step_output(parser)
     output.add_argument("--nodes", action="store_true", help="add a table of all nodes")
     output.add_argument("--modules", action="store_true", help="add a table of the modules")
@@ -83,7 +90,7 @@ def check_fit(analysis: Analysis, budget_bytes: int | None) -> int:
     if analysis.gpu is not None and ran_out is not None:
         verb = "does" if ran_out.is_certain else "may"
         cause = f"not fit {analysis.gpu.name}: {ran_out.cause}"
-        if analysis.setup.compiled:
+        if analysis.setup.compile == "left out":
             write_line(f"fxmem: eager would {cause}; the script compiles")
             return code
         write_line(f"fxmem: the step {verb} {cause}")

@@ -9,7 +9,13 @@ import sys
 import fxmem
 from fxmem.cli.analyze import add_step_output, check_fit
 from fxmem.cli.output import choose_format, show_progress, write_line, write_result
-from fxmem.cli.step import add_count, add_gpu_options, add_size_hint, parse_size_hint
+from fxmem.cli.step import (
+    add_compile_options,
+    add_count,
+    add_gpu_options,
+    add_size_hint,
+    parse_size_hint,
+)
 from fxmem.errors import UsageError
 from fxmem.scripts.script_run import Progress
 
@@ -54,11 +60,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_count(parser, "--rank", "which of them", 0)
     add_gpu_options(parser, "; exit 1 if a step does not fit it")
     add_size_hint(parser, "how many elements nonzero() and boolean masks find (default: all)")
-    parser.add_argument(
-        "--compile",
-        action="store_true",
-        help="compile for the GPU what the script compiles (default: left out, eager figures)",
-    )
+    add_compile_options(parser, can_ask=False)
     add_step_output(parser)
 
 

@@ -181,6 +181,25 @@ def add_gpu_options(parser: argparse.ArgumentParser, exits: str = "") -> None:
     )
 
 
+def add_compile_options(group: argparse._ActionsContainer, *, can_ask: bool) -> None:
+    """Adds what becomes of ``torch.compile``; with ``can_ask``, also to compile the model."""
+    ways = group.add_mutually_exclusive_group()
+    if can_ask:
+        ways.add_argument(
+            "--compile",
+            action="store_true",
+            default=None,
+            help="compile the model (default: what its code compiles)",
+        )
+    ways.add_argument(
+        "--eager",
+        dest="compile",
+        action="store_false",
+        default=None if can_ask else True,
+        help="leave out torch.compile (default: PyTorch's compiler plans what is compiled)",
+    )
+
+
 def add_strategy_option(group: argparse._ArgumentGroup) -> None:
     """Adds the strategy of commands that plan."""
     group.add_argument(
@@ -242,6 +261,7 @@ def parse_step(arguments: argparse.Namespace) -> StepChoice:
     names += "optimizer loss frontend"
     options = {name: getattr(arguments, name) for name in names.split()}
     options |= {
+        "compile": getattr(arguments, "compile", False),
         "set_to_none": False if arguments.keep_gradients else None,
         "hold_outputs": arguments.hold_outputs or None,
         "dtype": None if arguments.dtype is None else parse_dtype(arguments.dtype),

@@ -91,7 +91,7 @@ def read_footprint(report: Mapping[str, Any], root: str = "") -> Footprint:
             fqn = running["fqn"] if running else ""
             live.append(LiveRow(*workspace, None, "", place(peak["source"]), fqn=fqn))
         setup, lack, misfit = read_record(Setup, report), report["exhaustion"], ""
-        if lack is not None and not setup.compiled:
+        if lack is not None and setup.compile != "left out":
             verb = "does" if lack["is_certain"] else "may"
             misfit = f"{verb} not fit {setup.gpu}: {lack['cause']}"
         where = read_record(Headline, {**peak, "peak_bytes": report["peak_bytes"]})

@@ -1,10 +1,10 @@
 """Dynamo and inductor while a recording runs: PyTorch decides what a compiled step holds.
 
 Dynamo takes the code apart on the recording's fake tensors, AOTAutograd and the partitioner choose
-what is saved, and inductor plans the memory for the GPU, up to the kernels, which are not compiled
-(:mod:`fxmem.compiling.lowering`). Compiled code then runs like any other code: its allocations are
-operators of the recording (:mod:`fxmem.compiling.wrapper`), and so is what runs eagerly between two
-graphs.
+what is saved, and inductor plans the memory for the target, up to the kernels, which are not
+compiled (:mod:`fxmem.compiling.lowering`). Compiled code then runs like any other code: its
+allocations are operators of the recording (:mod:`fxmem.compiling.wrapper`), and so is what runs
+eagerly between two graphs.
 """
 
 from __future__ import annotations
@@ -13,97 +13,105 @@ import contextlib
 import importlib
 import os
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from fxmem.compiling.devices import show_gpu_to_dynamo
 from fxmem.compiling.lowering import lower_graph
+from fxmem.compiling.places import Direction, PlaceLog
 from fxmem.compiling.wrapper import make_program
-from fxmem.errors import UsageError
-from fxmem.graph import Category
-from fxmem.kernels.cuda.gpu import current_gpu
+from fxmem.errors import FxmemError, UsageError, summarize_error
 from fxmem.kernels.functions import Lowering
 from fxmem.kernels.registry import Backend
 from fxmem.patching import hold_process, leave_recording, patch, resume_recording
 from fxmem.recording.recorder import Recorder
 from fxmem.source import is_user_file
+from fxmem.tracing.compiled import COMPILED, NOT_COMPILED, patch_when_imported
 
 _OWN_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_EAGER_BACKENDS = ("eager", "aot_eager")
-_CONVERT, _GUARDS = "torch._dynamo.convert_frame", "torch._dynamo.guards"
-_MODULES = (_CONVERT, _GUARDS, "torch._dynamo.device_interface", "torch._inductor.compile_fx")
+_BACKENDS = ("inductor", "aot_eager", "eager")
+_CONVERT = "torch._dynamo.convert_frame"
+_NOT_COUNTED = {
+    "triton.cudagraphs": "pools of CUDA graphs (mode='reduce-overhead')",
+    "max_autotune": "kernels that are chosen by their speed (max_autotune)",
+    "max_autotune_gemm": "kernels that are chosen by their speed (max_autotune)",
+    "cpp_wrapper": "",  # the same memory as that of Python's
+}
+"""Settings of inductor's that are left out, with what they would take."""
 
 
 @contextlib.contextmanager
 def run_compiler(recorder: Recorder, target: Backend) -> Iterator[None]:
-    """Lets ``torch.compile`` compile within, for the GPU that the recording runs on."""
+    """Lets ``torch.compile`` compile within, for the device that the recording runs on.
+
+    So do functions that were compiled before: on fake tensors they are compiled anew.
+    """
     compiler = _Compiler(recorder, target)
-    with compiler.stack, patch({torch: {"compile": compiler.compile}}):
+    with (
+        patch({torch: {"compile": compiler.compile}}),
+        patch_when_imported("torch._dynamo", lambda _module: compiler.watch_dynamo()),
+    ):
         yield
 
 
 class _Compiler:
-    """Stands for ``torch.compile``, and sees what Dynamo makes of it.
-
-    Attributes:
-        stack: Undoes at its end what was done when the first function was compiled.
-    """
+    """Stands for ``torch.compile``, and sees what Dynamo and AOTAutograd make of the code."""
 
     def __init__(self, recorder: Recorder, target: Backend) -> None:
-        self.stack = contextlib.ExitStack()
         self._recorder = recorder
         self._target = target
         self._compile = torch.compile
-        self._graphs = 0
+        self._summary = ""
+        self._graphs = self._recompilations = 0
+        self._breaks: dict[str, None] = {}
         self._codes: list[Any] = []
-        self._is_ready = False
 
     def compile(self, model: Any = None, **options: Any) -> Any:
         """Takes the arguments of ``torch.compile``."""
         if model is None:
             return lambda function: self.compile(function, **options)
-        backend = options.pop("backend", "inductor")
-        if backend not in ("inductor", *_EAGER_BACKENDS):
+        backend = options.get("backend", "inductor")
+        if backend not in _BACKENDS and not options.get("disable"):
             raise UsageError(
                 f"torch.compile(backend={backend!r}) is not analysed",
-                hint="inductor, aot_eager or eager; or leave compile out",
+                hint="inductor, aot_eager or eager; or eager figures: --eager, compile=False",
             )
-        if backend == "inductor" and options.get("mode") not in (None, "default"):
-            self._recorder.notes[
-                f"torch.compile(mode={options['mode']!r}) is analysed as the default mode: pools of"
-                " CUDA graphs, and kernels that are chosen by their speed, are not counted."
-            ] = None
-        with hold_process(), leave_recording():
-            for name in _MODULES:  # as they are where nothing is replaced
-                importlib.import_module(name)
-            chosen = self._lower if backend == "inductor" else backend
-            compiled = self._compile(model, backend=chosen, **options)
-        if not self._is_ready:
-            self._is_ready = True
-            self._watch_dynamo()
-        return compiled
+        with hold_process(), leave_recording(), _import_quietly():
+            return self._compile(model, **options)
 
-    def _watch_dynamo(self) -> None:
+    @contextlib.contextmanager
+    def watch_dynamo(self) -> Iterator[None]:
         """Has frames converted outside of the recording, whose modes and patches they must not see.
 
         Guards are made within: they hold where the code runs.
         """
         convert: Any = importlib.import_module(_CONVERT)
-        guards: Any = importlib.import_module(_GUARDS)
-        convert_frame = convert.CatchErrorsWrapper.__call__
-        make_guards = guards.CheckFunctionManager.__init__
+        rules: Any = importlib.import_module("torch._dynamo.trace_rules")
+        guards: Any = importlib.import_module("torch._dynamo.guards").CheckFunctionManager
+        convert_frame, make_guards = convert.CatchErrorsWrapper.__call__, guards.__init__
 
-        def convert_outside(wrapper: Any, frame: Any, *state: Any) -> Any:
+        def convert_outside(wrapper: Any, frame: Any, entry: Any, *state: Any) -> Any:
             has_gradients = torch.is_grad_enabled()
             with (
                 hold_process(),
                 leave_recording(),
                 torch.set_grad_enabled(has_gradients),
-                patch({guards.CheckFunctionManager: {"__init__": make_guards_inside}}),
+                show_gpu_to_dynamo(self._target.device),
+                self._replace_inductor(),
+                patch({guards: {"__init__": make_guards_inside}}),
             ):
                 self._codes.append(frame.f_code)
-                return convert_frame(wrapper, frame, *state)
+                self._recompilations += entry is not None
+                try:
+                    return convert_frame(wrapper, frame, entry, *state)
+                except FxmemError:
+                    raise
+                except Exception as error:
+                    self._note_failure(frame.f_code, error)
+                    return convert.ConvertFrameReturn()
 
         def make_guards_inside(
             manager: Any, code: Any, graph: Any, *rest: Any, **more: Any
@@ -113,51 +121,98 @@ class _Compiler:
                 graph.torch_function_mode_stack = modes._get_current_function_mode_stack()
                 make_guards(manager, code, graph, *rest, **more)
 
-        rules: Any = importlib.import_module("torch._dynamo.trace_rules")
         rules.SKIP_DIRS.append(_OWN_FOLDER)  # hooks of the recording are no part of the code
         rules._recompile_re()
-        self.stack.enter_context(patch({convert.CatchErrorsWrapper: {"__call__": convert_outside}}))
-        self.stack.callback(self._forget, rules)
+        try:
+            with patch({convert.CatchErrorsWrapper: {"__call__": convert_outside}}):
+                yield
+        finally:
+            rules.SKIP_DIRS.remove(_OWN_FOLDER)
+            rules._recompile_re()
+            # Code that is compiled for the recording goes with it.
+            reset_code: Any = importlib.import_module("torch._dynamo.eval_frame").reset_code
+            for code in self._codes:
+                reset_code(code)
 
-    def _forget(self, rules: Any) -> None:
-        """Leaves Dynamo as it was, without the code that it has compiled for the recording."""
-        rules.SKIP_DIRS.remove(_OWN_FOLDER)
-        rules._recompile_re()
-        reset_code: Any = importlib.import_module("torch._dynamo.eval_frame").reset_code
-        for code in self._codes:
-            reset_code(code)
+    def _replace_inductor(self) -> contextlib.AbstractContextManager[None]:
+        """Has inductor lower what it would compile, within."""
+        with _import_quietly():
+            inductor: Any = importlib.import_module("torch._inductor.compile_fx")
+        compile_fx = inductor.compile_fx
 
-    def _lower(self, graph: Any, inputs: Any, *, mode: Any = None, options: Any = None) -> Any:
-        """Compiles a graph of Dynamo's: a backend of ``torch.compile``."""
-        compile_fx: Any = importlib.import_module("torch._inductor.compile_fx").compile_fx
+        def lower(graph: Any, inputs: Any, *rest: Any, **options: Any) -> Any:
+            if rest or "inner_compile" in options:  # it calls itself
+                return compile_fx(graph, inputs, *rest, **options)
+            return self._lower(compile_fx, graph, inputs, **options)
+
+        return patch({inductor: {"compile_fx": lower}})
+
+    def _lower(
+        self,
+        compile_fx: Callable[..., Any],
+        graph: Any,
+        inputs: Any,
+        *,
+        config_patches: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> Any:
+        """Compiles a graph of Dynamo's, with the arguments of ``compile_fx``."""
         config: Any = importlib.import_module("torch._functorch.config")
-        gpu = current_gpu()
+        log = PlaceLog(self._recorder)
 
-        def lower(module: Any, _inputs: Any, **choices: Any) -> Callable[[list[Any]], Any]:
-            source = lower_graph(module, gpu, self._target.device, choices)
-            return make_program(source, self._target.device, self._name)
+        def lower(module: Any, inputs: Any, **choices: Any) -> Callable[[list[Any]], Any]:
+            source, places = lower_graph(module, inputs, self._target, choices)
+            way: Direction = "inference" if choices.get("is_inference") else "forward"
+            way = "backward" if choices.get("is_backward") else way
+            return make_program(source, self._target.device, places, log, way)
 
-        self._note(getattr(graph, "compile_subgraph_reason", None))
+        self._note_graph(getattr(graph, "compile_subgraph_reason", None))
         # A backward that is lowered when it first runs would be part of the recording.
         at_once = {"force_non_lazy_backward_lowering": True, "enable_autograd_cache": False}
+        settings = self._leave_out(config_patches or {})
         with config.patch(at_once), Lowering(self._target):
-            return compile_fx(graph, inputs, inner_compile=lower, config_patches=options)
+            return compile_fx(
+                graph, inputs, inner_compile=lower, config_patches=settings, **options
+            )
 
-    def _note(self, reason: Any) -> None:
-        """Notes that a graph was compiled, and where the code broke it off."""
-        notes = self._recorder.notes
-        notes.pop(_count_graphs(self._graphs), None)
+    def _leave_out(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Leaves out what is chosen on the device, and notes that."""
+        config: Any = importlib.import_module("torch._inductor.config")
+        chosen = config.get_config_copy() | settings
+        left_out = [name for name in _NOT_COUNTED if chosen.get(name)]
+        for cause in filter(None, map(_NOT_COUNTED.__getitem__, left_out)):
+            note = f"torch.compile is analysed in its default mode: {cause} are not counted."
+            self._recorder.notes[note] = None
+        return settings | dict.fromkeys(left_out, False) | {"force_disable_caches": True}
+
+    def _note_graph(self, reason: Any) -> None:
+        """Counts a graph, and notes where the code broke it off."""
         self._graphs += 1
-        notes[_count_graphs(self._graphs)] = None
+        self._recorder.has_cycles = True
         stack: list[traceback.FrameSummary] = getattr(reason, "user_stack", None) or []
         lines = [each for each in stack if is_user_file(each.filename)]
         if lines and reason.graph_break:
-            at = f"{os.path.basename(lines[-1].filename)}:{lines[-1].lineno}"
-            notes[f"torch.compile breaks the graph at {at}."] = None
+            self._breaks[f"{os.path.basename(lines[-1].filename)}:{lines[-1].lineno}"] = None
+        notes = self._recorder.notes
+        notes.pop(self._summary, None)
+        counts = [(self._graphs, "graph"), (self._recompilations, "recompilation")]
+        parts = [f"{count} {name}{'s'[: count != 1]}" for count, name in counts if count]
+        if self._breaks:
+            parts.insert(1, f"broken off at {', '.join(self._breaks)}")
+        self._summary = f"{COMPILED}{', '.join(parts)}."
+        notes[self._summary] = None
 
-    def _name(self, tensor: torch.Tensor, name: str) -> None:
-        self._recorder.label(tensor, Category.TEMPORARY, name)
+    def _note_failure(self, code: Any, error: Exception) -> None:
+        """Notes that a function could not be compiled here, and runs eagerly."""
+        if NOT_COMPILED not in self._recorder.notes:
+            place = f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
+            note = f"{place} could not be compiled here: {summarize_error(error)}"
+            self._recorder.notes |= {NOT_COMPILED: None, note: None}
 
 
-def _count_graphs(count: int) -> str:
-    return f"torch.compile: graphs compiled for the GPU, recompilations included: {count}."
+@contextlib.contextmanager
+def _import_quietly() -> Iterator[None]:
+    """Imports modules of torch without the warnings about code of their own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield

@@ -1,10 +1,11 @@
-"""Lowering of a graph by inductor, for a GPU that is not there, up to the code that runs it."""
+"""Lowering of a graph by inductor, for a device that is not there, up to the code that runs it."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,8 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_map_only
 
-from fxmem.kernels.cuda.gpu import Gpu
+from fxmem.compiling.places import Place, find_places
+from fxmem.kernels.cuda.gpu import current_gpu
 from fxmem.kernels.cuda.present_gpu import show_gpu
+from fxmem.kernels.registry import Backend
 from fxmem.patching import patch
 from fxmem.versions.operators import aten
 
@@ -22,41 +25,47 @@ _GPU = torch.device("cuda", 0)
 _ASKED = ("get_device_properties", "device_count", "is_available", "current_device", "synchronize")
 
 
-class _Lowered(BaseException):
-    """Ends a compilation, once the code is there that would be compiled."""
-
-    def __init__(self, source: str) -> None:
-        super().__init__(source)
-        self.source = source
-
-
 def lower_graph(
-    module: fx.GraphModule, gpu: Gpu, device: torch.device, options: Mapping[str, Any]
-) -> str:
+    module: fx.GraphModule, inputs: Sequence[Any], target: Backend, options: Mapping[str, Any]
+) -> tuple[str, dict[str, Place]]:
     """Lowers a graph of operators to the Python code that allocates, launches and frees.
 
     Args:
         module: The graph, traced on fake tensors; changed.
-        gpu: Its properties decide how reductions are split and what is fused.
-        device: Of the fakes that stand for tensors of the GPU.
+        inputs: With the strides that a forward compiled before gives them.
+        target: The device. Properties of the GPU decide how reductions are split and what is fused.
         options: Those of ``torch._inductor.compile_fx.compile_fx_inner``.
 
     Returns:
-        The wrapper of inductor (``torch/_inductor/codegen/wrapper.py``).
+        The wrapper of inductor (``torch/_inductor/codegen/wrapper.py``), and the places that its
+        buffers come from.
     """
     inductor: Any = importlib.import_module("torch._inductor.compile_fx")
-    _move_graph(module.graph, device)
-    inputs = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
-    with show_gpu(gpu), _answer_inductor():
-        try:
-            inductor.compile_fx_inner(module, inputs, **options)
-        except _Lowered as lowered:
-            return lowered.source
-    raise AssertionError("inductor compiled a graph without writing its wrapper")
+    graphs: Any = importlib.import_module("torch._inductor.graph")
+    lowered: list[tuple[str, dict[str, Place]]] = []
+
+    def compile_nothing(graph: Any) -> Any:
+        source, _ = graph.codegen()
+        places = find_places(graph, is_backward=graph.is_backward)
+        lowered.append((getattr(source, "value", source), places))
+        return SimpleNamespace(call=lambda _inputs: None)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patch({graphs.GraphLowering: {"_compile_to_module": compile_nothing}}))
+        if target.name == "cuda":
+            inputs = _move_graph(module.graph, inputs, target.device)
+            stack.enter_context(show_gpu(current_gpu()))
+            stack.enter_context(_answer_inductor())
+        inductor.compile_fx_inner(module, inputs, **options)  # tells AOTAutograd of strides
+    return lowered[-1]
 
 
-def _move_graph(graph: fx.Graph, device: torch.device) -> None:
-    """Makes the graph one of tensors on the GPU, on which no operator of autograd may run."""
+def _move_graph(graph: fx.Graph, inputs: Sequence[Any], device: torch.device) -> Sequence[Any]:
+    """Makes the graph one of tensors on the GPU, on which no operator of autograd may run.
+
+    Returns:
+        The inputs, likewise.
+    """
 
     def move_tensor(tensor: Tensor) -> Tensor:
         if tensor.device != device:
@@ -72,20 +81,16 @@ def _move_graph(graph: fx.Graph, device: torch.device) -> None:
             node.meta["val"] = tree_map_only(Tensor, move_tensor, node.meta["val"])
         node.args = map_aggregate(node.args, lambda each: _GPU if each == device else each)
         node.kwargs = map_aggregate(node.kwargs, lambda each: _GPU if each == device else each)
+    return tree_map_only(Tensor, move_tensor, [*inputs])  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
 def _answer_inductor() -> Iterator[None]:
-    """Answers what inductor asks beyond ``torch.cuda``, and stops it before it compiles kernels."""
+    """Answers what inductor asks beyond ``torch.cuda``."""
     devices: Any = importlib.import_module("torch._dynamo.device_interface")
-    graphs: Any = importlib.import_module("torch._inductor.graph")
     scheduler: Any = importlib.import_module("torch._inductor.scheduler")
     triton: Any = importlib.import_module("torch.utils._triton")
     hints: Any = importlib.import_module("torch._inductor.runtime.hints")
-
-    def stop(graph: Any) -> None:
-        source, _ = graph.codegen()
-        raise _Lowered(getattr(source, "value", source))
 
     get_item = torch.Tensor.__getitem__
 
@@ -104,7 +109,6 @@ def _answer_inductor() -> Iterator[None]:
         {
             devices.CudaInterface: answers,
             devices.CudaInterface.Worker: worker,
-            graphs.GraphLowering: {"_compile_to_module": stop},
             scheduler: {"has_triton": lambda *_: True},
             triton: {"triton_hash_with_backend": lambda *_: "none"},
             # These ask for a guard of the device, which a build for the CPU lacks.

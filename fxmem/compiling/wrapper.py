@@ -12,26 +12,34 @@ import contextlib
 import functools
 import importlib
 import math
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-_FUSED = re.compile(r"^triton_[a-z]+_fused_(.*?)_\d+$")
-Name = Callable[[Tensor, str], None]
-"""Names a buffer by the operators that write it."""
+from fxmem.compiling.places import Direction, Place, PlaceLog
+
+_BEFORE, _AFTER = "_before_buffer", "_after_buffer"
+"""Names of the functions that are called around the making of a buffer."""
 
 
-def make_program(source: str, device: torch.device, name: Name) -> Callable[[list[Any]], Any]:
+def make_program(
+    source: str,
+    device: torch.device,
+    places: Mapping[str, Place],
+    log: PlaceLog,
+    way: Direction,
+) -> Callable[[list[Any]], Any]:
     """Makes the function that a wrapper defines.
 
     Args:
         source: The wrapper's code.
         device: Of the fakes that stand for tensors of the GPU.
-        name: Is told of the buffers that a kernel is given.
+        places: The origins of buffers, by name.
+        log: Is told which buffer is made.
+        way: The direction of the graph.
 
     Returns:
         A function that takes its inputs in a list, which it empties.
@@ -39,16 +47,39 @@ def make_program(source: str, device: torch.device, name: Name) -> Callable[[lis
     tree = ast.parse(source)
     kernels = [each.targets[0].id for each in tree.body if _is_kernel(each)]  # type: ignore[attr-defined]
     tree.body = [each for each in tree.body if _is_wrapper(each)]
-    names = _list_names(device) | {kernel: _Kernel(kernel, name) for kernel in kernels}
-    exec(compile(tree, "<inductor>", "exec"), names)
+    _Watched(places).visit(tree)
+    names = _list_names(device) | dict.fromkeys(kernels, _Kernel())
+    exec(compile(ast.fix_missing_locations(tree), "<inductor>", "exec"), names)
     call = names["Runner"]([]).call if "Runner" in names else names["call"]
 
     def run(inputs: list[Any]) -> Any:
-        with torch.no_grad():
+        watched = log.follow(places, inputs, way)
+        with (
+            torch.no_grad(),
+            torch._C.DisableTorchFunction(),  # the operators are the device's own
+            watched as (names[_BEFORE], names[_AFTER]),
+        ):
             return call(inputs)
 
     run._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd gives up its references
     return run
+
+
+class _Watched(ast.NodeTransformer):
+    """Calls functions around each statement that makes a buffer of a known place."""
+
+    def __init__(self, places: Mapping[str, Place]) -> None:
+        self._places = places
+
+    def visit_Assign(self, statement: ast.Assign) -> Any:
+        target = statement.targets[0]
+        if not isinstance(target, ast.Name) or target.id not in self._places:
+            return statement
+        before, after = (
+            ast.parse(text).body[0]
+            for text in (f"{_BEFORE}({target.id!r})", f"{_AFTER}({target.id!r}, {target.id})")
+        )
+        return [before, statement, after]
 
 
 def _is_kernel(statement: ast.stmt) -> bool:
@@ -111,14 +142,7 @@ class _TorchOf:
 class _Kernel:
     """A kernel that is launched on nothing."""
 
-    def __init__(self, name: str, name_buffer: Name) -> None:
-        fused = _FUSED.match(name)
-        self._operators = fused[1] if fused else name
-        self._name_buffer = name_buffer
-
-    def run(self, *arguments: Any, **_: Any) -> None:
-        for argument in arguments:
-            if isinstance(argument, Tensor):
-                self._name_buffer(argument, self._operators)
+    def run(self, *_arguments: Any, **_options: Any) -> None:
+        pass
 
     __call__ = run

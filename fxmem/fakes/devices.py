@@ -29,7 +29,7 @@ from torch.utils import _device
 from fxmem.fakes.fake_mode import find_inner, mark_on_accelerator
 from fxmem.patching import patch
 
-_SEEN = torch.device("cuda", 0)
+SEEN = torch.device("cuda", 0)
 """The device that the user's code sees; never handed to an operator."""
 _HOST = torch.device("cpu")
 _NO_INDEX = -1
@@ -40,10 +40,10 @@ _AUTOCASTS = frozenset({"torch.amp.autocast_mode", "torch._library.custom_ops"})
 _MAKES_DTENSOR = "torch.distributed.tensor._api", "__new__"
 """Module and function that made, until PyTorch 2.9, a DTensor on the device that it sees."""
 _ANSWERS: dict[Any, Any] = {
-    Tensor.device.__get__: _SEEN,
+    Tensor.device.__get__: SEEN,
     Tensor.is_cuda.__get__: True,  # type: ignore[attr-defined]
     Tensor.is_cpu.__get__: False,  # type: ignore[attr-defined]
-    Tensor.get_device: _SEEN.index,
+    Tensor.get_device: SEEN.index,
 }
 """Answers of a tensor on the GPU."""
 _FROM_VALUES = frozenset({torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor})
@@ -99,7 +99,7 @@ def translate_devices(
         internal = module.startswith(("torch._", "torch.utils.", "fxmem."))
         internal |= (module, frame.f_code.co_name) == _MAKES_DTENSOR
         if module in _AUTOCASTS or not (translator.is_busy or internal):
-            return _SEEN
+            return SEEN
         return found
 
     with patch({FakeTensor: {"device": property(see)}}), translator:
@@ -219,13 +219,17 @@ class _Translator(TorchFunctionMode):
         return self._device
 
     def _turn(self, value: Any) -> Any:
-        if type(value) is torch.device:
-            is_accelerator = value.type not in ("cpu", "meta")
-        else:
-            is_accelerator = type(value) is str and _ACCELERATOR.fullmatch(value) is not None
-        if is_accelerator:
-            self._named.add(str(value))
-        return self._device if is_accelerator else value
+        if not is_accelerator(value):
+            return value
+        self._named.add(str(value))
+        return self._device
+
+
+def is_accelerator(value: Any) -> bool:
+    """Returns whether a value is a device other than the host's, or the name of one."""
+    if type(value) is torch.device:
+        return value.type not in ("cpu", "meta")
+    return type(value) is str and _ACCELERATOR.fullmatch(value) is not None
 
 
 def _is_of_checkpoint(frame: FrameType | None) -> bool:

@@ -306,18 +306,12 @@ def holds_fakes(value: object) -> bool:
     return any(isinstance(tensor, FakeTensor) for tensor in (*leaves, *parameters))
 
 
-def refuse_compiled(model: nn.Module) -> None:
-    """Checks that the model's Python code is what would run, not what a compiler made of it."""
+def refuse_scripts(model: nn.Module) -> None:
+    """Checks that no module runs as TorchScript has compiled it."""
     for name, module in model.named_modules():
         subject = f"{name!r}" if name else "the model"
         if isinstance(module, torch.jit.ScriptModule):
             raise TraceError(
                 f"{subject} is TorchScript, which does not run on fake tensors",
                 hint="pass the module that was scripted",
-            )
-        is_wrapper = type(module).__module__.startswith("torch._dynamo")
-        if is_wrapper or module._compiled_call_impl is not None:
-            raise TraceError(
-                f"{subject} is compiled: fxmem analyses eager mode only",
-                hint="pass the module before torch.compile",
             )

@@ -24,7 +24,7 @@ from torch.nn.parameter import UninitializedParameter, is_lazy
 from torch.utils._pytree import tree_leaves
 
 from fxmem.errors import TraceError, summarize_error
-from fxmem.fakes.fake_mode import TensorCopier, find_dtype, make_fake_inputs, refuse_compiled
+from fxmem.fakes.fake_mode import TensorCopier, find_dtype, make_fake_inputs, refuse_scripts
 from fxmem.fakes.reach import (
     HOOKS,
     LEAVES,
@@ -88,7 +88,7 @@ def swap_in_fakes(
     >>> type(linear.weight).__name__
     'Parameter'
     """
-    refuse_compiled(model)
+    refuse_scripts(model)
     given = args, dict(kwargs or {})
     objects = [leaf for leaf in tree_leaves(given) if not isinstance(leaf, (*LEAVES, Tensor))]
     seen: dict[int, object] = {}

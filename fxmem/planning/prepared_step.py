@@ -189,6 +189,11 @@ def check_analysis(analysis: object) -> None:
             f"plans are made from an analysis, got {type(analysis).__name__}",
             hint="fxmem.analyze(model, ...) makes one",
         )
+    if analysis.setup.compile == "compiled":
+        raise UsageError(
+            "a plan is of eager mode, and this step is compiled",
+            hint="analyze with compile=False",
+        )
     if analysis.setup.schedule:
         raise UsageError(
             "a plan is for a model, and this is a rank of a pipeline",

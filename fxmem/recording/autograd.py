@@ -115,6 +115,12 @@ class AutogradLog:
             self._starts.append(self._entered)
             self._ends.append((sequence, node))
 
+    def give_running(self, node: int) -> None:
+        """Gives the function whose forward runs, which is numbered before it does, to a node."""
+        sequence = _get_sequence_nr()
+        self._starts.append(sequence - 1)
+        self._ends.append((sequence, node))
+
     def add_save(
         self, storage: int, tensor: Tensor, maker: Any, node: int | None, position: int
     ) -> None:

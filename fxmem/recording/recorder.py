@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -61,6 +62,8 @@ from fxmem.recording.operators import (
 )
 from fxmem.recording.size_hints import SizeHints
 from fxmem.source import find_source
+from fxmem.tracing.compiled import read_fqn
+from fxmem.tracing.nodes import TracedNode
 from fxmem.versions.operators import aten
 
 prim_device = torch.ops.prim.device.default
@@ -93,6 +96,8 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         is_packing: Whether fakes are made that are no part of the step.
         makes_graph: Whether the backward that runs makes a graph of its own (``create_graph=``).
         before_first: Is called before the next operator, with which a step begins.
+        has_cycles: Whether code was compiled since the step began.
+        add_node: Makes a node of a module, a function and a line; None where no nodes are made.
         handlers: Are given each call in turn until one takes it; else the call is recorded.
     """
 
@@ -113,7 +118,9 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self.seeding: dict[SourceLocation | None, None] = {}  # lines of forward that seed
         self.makes_graph = False
         self.before_first: Callable[[], None] | None = None
-        self.is_packing = False
+        self.is_packing = self.has_cycles = False
+        self.add_node: Callable[..., TracedNode | None] = lambda *_place: None
+        self._place: int | None = None  # the node of compiled code that runs
         self._phase = Phase.FORWARD
         self._node_operators = self._node_storages = 0
         self.engine = EngineWatch()
@@ -129,14 +136,34 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             found = self.ledger.storages[index] if index != NO_STORAGE else None
             storage = found or self.ledger.find_emptied(find_inner(tensor))
             if storage is not None and storage.category in _UNNAMED:
-                storage.category, storage.name = category, name
+                storage.category, storage.name = category, read_fqn(name)
+
+    def name_buffer(self, tensor: torch.Tensor, name: str) -> int:
+        """Names a temporary storage by what it holds first, and returns its index."""
+        index = self.track(tensor)
+        storage = self.ledger.storages[index] if index != NO_STORAGE else None
+        if storage is not None and storage.category is Category.TEMPORARY:
+            storage.name = storage.name or name
+        return index
+
+    def name_made(self, indices: Iterable[int], operator: str, name: str) -> None:
+        """Names those storages that an operator of the step has made."""
+        for storage in map(self.ledger.storages.__getitem__, indices):
+            if storage.born != RESIDENT and self.operations[storage.born].name == operator:
+                storage.name = storage.name or name
+
+    def run_at(self, node: int | None) -> None:
+        """Has what runs next belong to a node of compiled code; None for the end of such code."""
+        self._place = node
+        if node is not None:
+            self.ledger.node = node
 
     def set_category(self, tensor: torch.Tensor, category: Category, name: str) -> None:
         """Sets category and name of a tensor's storage, whatever they were."""
         index = self.track(tensor)
         if index != NO_STORAGE:
             storage = self.ledger.storages[index]
-            storage.category, storage.name = category, name
+            storage.category, storage.name = category, read_fqn(name)
 
     def begin_step(self) -> None:
         """Starts recording, or starts again with the next step; live storages are resident."""
@@ -148,8 +175,14 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self.operations = [Operation(0, "step.begin", Phase.FORWARD)]
 
     def end_step(self) -> None:
-        """Stops recording; later frees are no part of the step."""
+        """Stops recording; later frees are no part of the step.
+
+        A compiler leaves tensors in cycles, which Python's collector finds as a training goes on.
+        """
         self.ledger.recording = False
+        if self.has_cycles:
+            self.has_cycles = False
+            gc.collect()
 
     def set_phase(self, phase: Phase) -> None:
         self._phase, self.ledger.node = phase, None
@@ -321,7 +354,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         index = len(self.operations)
         if autograd is not None:
             # A function without a number belongs to the node whose backward ran last.
-            found = self.autograd.find_node(autograd)
+            found = self.autograd.find_node(autograd) if self._place is None else self._place
             self.ledger.node = self.ledger.node if found is None else found
             self.autograd.see_operation(autograd, index, func, call.outputs)
         node, is_forward = self.ledger.node, self._phase in (Phase.FORWARD, Phase.LOSS)

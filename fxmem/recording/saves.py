@@ -65,10 +65,11 @@ def _pack(recorder: Recorder, left: int, tensor: Tensor) -> Tensor:
             index = recorder.track(part, RESIDENT)  # before the operator that reads it
             if index == NO_STORAGE or is_recomputed:
                 continue
-            recorder.autograd.add_save(index, part, maker, node, len(recorder.operations))
-            saved_by = recorder.ledger.storages[index].saved_by
-            if node is not None and node not in saved_by:
-                saved_by.append(node)
+            storage = recorder.ledger.storages[index]
+            saver = storage.node if node is None else node  # compiled code saves after its nodes
+            recorder.autograd.add_save(index, part, maker, saver, len(recorder.operations))
+            if saver is not None and saver not in storage.saved_by:
+                storage.saved_by.append(saver)
         if not (is_own_output(maker) or recorder.user_references.includes(tensor)):
             return tensor
         # The saving operator's own output would hold its graph, and the graph the output; and the

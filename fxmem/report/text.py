@@ -148,7 +148,7 @@ def write_fit(analysis: Analysis) -> str:
     else:
         where = f"in {step}{write_place(ran_out.phase, ran_out.node, ran_out.source)}"
     where = f"{where}: {ran_out.cause}"
-    if analysis.setup.compiled:
+    if analysis.setup.compile == "left out":
         return f"Eager would not fit {gpu}, {where}; the script compiles."
     if ran_out.is_certain:
         return f"Does not fit {gpu}, {where}."

@@ -182,14 +182,16 @@ class MicroBatches:
                 outputs.append(leaf if isinstance(leaf, PLAIN) else NotImplemented)
                 continue
             origin, storage = log.find_origin(leaf), recorder.track(leaf)
+            # Compiled code marks no tensor as coming from a node, but names its buffers.
+            node = recorder.ledger.storages[storage].node if origin is None else origin.node
             known = type(leaf) is FakeTensor and leaf.is_contiguous()
-            if origin is None or not known or leaf.untyped_storage().nbytes() != leaf.nbytes:
+            if node is None or not known or leaf.untyped_storage().nbytes() != leaf.nbytes:
                 outputs.append(NotImplemented)
                 continue
             outputs.append(
                 _Output(
                     storage,
-                    origin.node,
+                    node,
                     tuple(leaf.shape),
                     leaf.stride(),
                     leaf.dtype,
@@ -203,8 +205,8 @@ class MicroBatches:
                 )
         call.outputs = tuple(outputs)
 
-        def see(number: int, gradient: Tensor) -> None:
-            if number == call.entry:
+        def see(number: int, gradient: Tensor | None) -> None:
+            if number == call.entry and gradient is not None:  # of a result that is used
                 call.hooks += 1
                 call.gradient = recorder.track(gradient)
                 call.backward = read_mark(recorder, log)
@@ -237,7 +239,8 @@ class MicroBatches:
             NotImplemented not in call.outputs
             and len(outputs) == sum(isinstance(each, _Output) for each in call.outputs)
             and outputs <= {*own}
-            and made - outputs - {*held} == {*freed} - {gradient}
+            and made - outputs - {*held} == {*freed} - {gradient, *call.inputs}
+            and not {*call.inputs} & {index for index, nbytes, _ in forward.events if nbytes < 0}
             and not outputs & {*freed}
             and not backward.nodes
             and not forward.runs
@@ -294,7 +297,11 @@ class MicroBatches:
 
         window = self._window
         saved = {save.storage for save in forward.saves}
-        held = [each for each in inputs if recorder.track(each) in saved]
+        held = [
+            (recorder.make_unseen(each.detach), weakref.ref(each))
+            for each in inputs
+            if recorder.track(each) in saved
+        ]
 
         def finish(gradient: Tensor) -> None:
             if window is not self._window:
@@ -303,7 +310,9 @@ class MicroBatches:
             at = _find_places(
                 batch, starts, call.inputs, call.origins, recorder.track(gradient), shift
             )
-            insert_segment(recorder, log, move_segment(batch.backward, starts[1], at))
+            backward = move_segment(batch.backward, starts[1], at)
+            shared = {recorder.track(each) for each, own in held if own() is not None}
+            insert_segment(recorder, log, _keep(backward, shared))
             held.clear()
 
         def release() -> None:  # without backward
@@ -350,6 +359,12 @@ class _StandIn(torch.autograd.Function):
         given = [gradient for gradient in gradients if gradient is not None]
         ctx.finish(*given)
         return None, None, None, None
+
+
+def _keep(segment: Segment, storages: set[int]) -> Segment:
+    """Leaves some storages alive that a segment frees, as the script holds them this time."""
+    events = [each for each in segment.events if each[0] not in storages or each[1] > 0]
+    return replace(segment, events=tuple(events))
 
 
 def _find_places(

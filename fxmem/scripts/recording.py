@@ -15,7 +15,7 @@ from fxmem.scripts.launchers import Launcher
 from fxmem.scripts.script_run import Read, ScriptRun
 from fxmem.scripts.session import EnoughSteps, Session
 from fxmem.source import find_source
-from fxmem.training.options import resolve_compile, resolve_device
+from fxmem.training.options import resolve_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def record(
     attention: str | None = None,
     alloc_conf: str | None = None,
     size_hint: SizeHint = None,
-    compile: bool = False,
+    compile: bool = True,
     world_size: int | None = None,
     rank: int = 0,
 ) -> Iterator[Recording]:
@@ -139,7 +139,7 @@ def record(
         attention: The backend of attention that is assumed.
         alloc_conf: As ``PYTORCH_ALLOC_CONF``.
         size_hint: How many elements ``nonzero``, boolean masks and the like find; None for all.
-        compile: Whether ``torch.compile`` compiles; else it is left out.
+        compile: Whether ``torch.compile`` compiles; False for eager figures.
         world_size: The number of processes, of which this is one.
         rank: Its rank.
 
@@ -158,7 +158,7 @@ def record(
     'cpu'
     """
     options = resolve_device(device, gpu, attention, alloc_conf, size_hint)
-    options = replace(options, compiles=resolve_compile(compile, options.target))
+    options = replace(options, compiles=compile)
     launcher = Launcher(rank, world_size)
     launcher.script = str(find_source() or "the code")
     session = Session(options, steps, launcher, keeps_real=True)

@@ -12,7 +12,7 @@ from fxmem.scripts.launchers import Launcher
 from fxmem.scripts.script_run import Progress, ScriptRun
 from fxmem.scripts.session import EnoughSteps, Session
 from fxmem.training.failures import explain_failure
-from fxmem.training.options import resolve_compile, resolve_device
+from fxmem.training.options import resolve_device
 
 
 def run(
@@ -26,7 +26,7 @@ def run(
     attention: str | None = None,
     alloc_conf: str | None = None,
     size_hint: SizeHint = None,
-    compile: bool = False,
+    compile: bool = True,
     world_size: int | None = None,
     rank: int = 0,
     progress: Progress | None = None,
@@ -50,8 +50,8 @@ def run(
         attention: As for :func:`analyze`.
         alloc_conf: As for :func:`analyze`.
         size_hint: How many elements ``nonzero``, boolean masks and the like find; None for all.
-        compile: Whether the script's own ``torch.compile`` compiles, for the GPU: PyTorch's
-            compiler decides what the step holds. Else it is left out.
+        compile: Whether the script's own ``torch.compile`` compiles: PyTorch's compiler decides
+            what the step holds. False for eager figures.
         world_size: The number of processes, as ``torchrun --nproc-per-node`` starts them; the
             others need not be there. None for as many as the script starts.
         rank: The one of them that runs.
@@ -64,7 +64,7 @@ def run(
     """
     launcher = Launcher(rank, world_size)
     options = resolve_device(device, gpu, attention, alloc_conf, size_hint)
-    options = replace(options, compiles=resolve_compile(compile, options.target))
+    options = replace(options, compiles=compile)
     session = Session(options, steps, launcher)
     if progress is not None:
         progress.describe = session.describe_progress

@@ -30,6 +30,7 @@ from fxmem.scripts.micro_batches import MicroBatches
 from fxmem.scripts.script_recorder import ScriptRecorder
 from fxmem.source import is_user_file
 from fxmem.tracing.calls import bind_arguments
+from fxmem.tracing.compiled import read_fqn
 from fxmem.tracing.modules import is_leaf
 from fxmem.tracing.nodes import Call, NodeLog
 from fxmem.tracing.tracer import Tracer
@@ -195,7 +196,7 @@ class ScriptTracer(Tracer):
         self.roots[root] = module
         for fqn, child in module.named_modules():
             if self._find_name(child) is None:
-                self._names[id(child)] = weakref.ref(child), f"{root}.{fqn}".strip(".")
+                self._names[id(child)] = weakref.ref(child), read_fqn(f"{root}.{fqn}").strip(".")
         self.label_modules()
         return root
 

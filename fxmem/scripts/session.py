@@ -42,7 +42,7 @@ from fxmem.scripts.script_run import ScriptRun
 from fxmem.scripts.script_tracer import ScriptTracer
 from fxmem.scripts.threads import follow_threads
 from fxmem.setup import Setup
-from fxmem.tracing.compiled import NOT_COMPILED
+from fxmem.tracing.compiled import read_compile
 from fxmem.training.isolation import imitate_target, offer_machine
 from fxmem.training.options import Options
 from fxmem.training.step import note_assumptions
@@ -93,6 +93,7 @@ class Session:
         self._launcher = launcher
         self._recorder = ScriptRecorder(options.target, options.hints)
         self._tracer = ScriptTracer(self._recorder, options.target.device, self._begin)
+        self._recorder.add_node = self._tracer.add_compiled
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._stepped: Counter[int] = Counter()
         self._idle: set[int] = set()
@@ -267,7 +268,7 @@ class Session:
             frontend="record",
             gpu=self._options.gpu.name if self._options.gpu else None,
             attention=self._options.architecture.attention,
-            compiled=NOT_COMPILED in self._recorder.notes,
+            compile=read_compile(self._recorder.notes),
         )
         self.windows.append(Analysis(setup, graph, self._options.settings, self._options.gpu))
         gc.collect(0)

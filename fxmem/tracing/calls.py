@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from fxmem.graph import ModuleCall
+from fxmem.tracing.compiled import unwrap_compiled
 from fxmem.tracing.state import DRAWS, read_random_states, take_snapshot
 
 _FILLS_CACHE = "it changes an object that it is given, such as a cache (use_cache=False avoids one)"
@@ -20,7 +21,7 @@ def bind_arguments(
 ) -> Iterator[tuple[str, Any]]:
     """Yields the names that ``forward`` gives to its arguments, with their values."""
     try:
-        signature = inspect.signature(model.forward)
+        signature = inspect.signature(unwrap_compiled(model).forward)
         bound = signature.bind(*args, **kwargs)
     except (TypeError, ValueError):  # no signature, or one that does not fit: forward will say
         yield from ((f"input_{i}", value) for i, value in enumerate(args))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -13,10 +13,48 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxmem.patching import patch
+from fxmem.patching import leave_recording, patch
 
 NOT_COMPILED = "torch.compile was left out: the figures are of eager mode."
-_DYNAMO = "torch._dynamo.eval_frame"
+COMPILED = "torch.compile: "
+"""How the note begins that says what was compiled."""
+_DYNAMO = "torch._dynamo"
+_WRAPPED = "_orig_mod"
+"""Name of the module in ``torch._dynamo.eval_frame.OptimizedModule``."""
+
+
+def read_compile(notes: Iterable[str]) -> str | None:
+    """Reads in the notes of a recording what came of ``torch.compile``; None where none was called.
+
+    >>> read_compile([NOT_COMPILED])
+    'left out'
+    """
+    notes = [*notes]
+    if NOT_COMPILED in notes:
+        return "left out"
+    return "compiled" if any(note.startswith(COMPILED) for note in notes) else None
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Returns whether a module or one within has been given to ``torch.compile``."""
+    return any(
+        _WRAPPED in module._modules or module._compiled_call_impl is not None
+        for module in model.modules()
+    )
+
+
+def unwrap_compiled(module: nn.Module) -> nn.Module:
+    """Finds the module that ``torch.compile`` has wrapped; returns another itself."""
+    return module._modules.get(_WRAPPED) or module
+
+
+def read_fqn(fqn: str) -> str:
+    """Reads the name of a module or a tensor without the wrappers of ``torch.compile``.
+
+    >>> read_fqn("_orig_mod.layers.0._orig_mod.weight")
+    'layers.0.weight'
+    """
+    return ".".join(part for part in fqn.split(".") if part != _WRAPPED)
 
 
 @contextlib.contextmanager
@@ -31,7 +69,8 @@ def leave_out_compiler(notes: MutableMapping[str, None]) -> Iterator[None]:
             notes[NOT_COMPILED] = None
         return model if model is not None else lambda function: function
 
-    def force_eager(module: Any) -> contextlib.AbstractContextManager[Any]:
+    def force_eager(package: Any) -> contextlib.AbstractContextManager[Any]:
+        module = package.eval_frame
         find_callback = module._callback_from_stance
 
         def find_no_callback(callback: Any) -> Any:
@@ -65,7 +104,8 @@ def patch_when_imported(
             run = loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
-                run(module)
+                with leave_recording():  # what others import lasts
+                    run(module)
                 stack.enter_context(make_patch(module))
 
             loader.exec_module = exec_module

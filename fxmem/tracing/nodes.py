@@ -124,6 +124,15 @@ class NodeLog:
         source = find_source()
         self._append(result, fx_node, name, call.fqn, op, call.label, phase, source, inputs)
 
+    def add_compiled(
+        self, fqn: str, target: str, source: SourceLocation | None, phase: Phase
+    ) -> TracedNode:
+        """Adds a node of compiled code."""
+        op = "call_module" if target[:1].isupper() else "call_function"
+        name = self._make_name(fqn if op == "call_module" else f"{fqn}.{target}".strip("."))
+        self._append(None, None, name, fqn, op, target, phase, source)
+        return self.nodes[-1]
+
     def repeat(self, nodes: Iterable[TracedNode]) -> None:
         """Adds nodes whose calls were left out, each by a name of its own."""
         self.nodes += [replace(node, name=self._make_name(node.first_name)) for node in nodes]

@@ -26,10 +26,11 @@ from torch import nn
 
 from fxmem.fakes.containers import iterate_tensors
 from fxmem.fakes.values import comes_of_held, find_passing_answer
-from fxmem.graph import Phase
+from fxmem.graph import Phase, SourceLocation
 from fxmem.patching import patch
 from fxmem.source import find_source
 from fxmem.tracing.calls import CallLog
+from fxmem.tracing.compiled import read_fqn
 from fxmem.tracing.fxgraph import GraphBuilder, describe_function
 from fxmem.tracing.modules import CALLED_HOOKS, is_leaf, is_left_out
 from fxmem.tracing.nodes import Call, NodeLog, TracedNode
@@ -44,6 +45,7 @@ _HOOKS = frozenset(
 """Attributes of a tensor that lead to what backward does with it, which is no part of a graph."""
 
 _SHARDING = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+_COMPILED = "torch._functorch._aot_autograd.runtime_wrappers"
 _REGION = "a checkpointed region calls a function that no graph holds"
 
 
@@ -102,7 +104,8 @@ class Tracer(torch.overrides.TorchFunctionMode):
         self._listener = listener
         self._symbolic_sizes = symbolic_sizes
         self._phase: Phase | None = None  # None where no nodes are made
-        self._fqns = {id(module): fqn for fqn, module in reversed([*model.named_modules()])}
+        modules = reversed([*model.named_modules()])
+        self._fqns = {id(module): read_fqn(fqn) for fqn, module in modules}
         self._entered: set[str] = set()
         self._nesting = _Nesting()
         self._watch_root: WatchRoot | None = None
@@ -132,6 +135,15 @@ class Tracer(torch.overrides.TorchFunctionMode):
         """Begins a phase, in which what the loop calls makes nodes; None for no nodes."""
         self._phase = phase
         self._scopes = ["loss" if phase is Phase.LOSS else ""]
+
+    def add_compiled(
+        self, fqn: str, target: str, source: SourceLocation | None
+    ) -> TracedNode | None:
+        """Adds a node of compiled code, whose module is seen from the one that runs."""
+        if self._phase is None or self._opaque_depth:
+            return None
+        phase = Phase.LOSS if self._phase is Phase.LOSS else Phase.FORWARD
+        return self._log.add_compiled(f"{self._scopes[-1]}.{fqn}".strip("."), target, source, phase)
 
     @contextmanager
     def be_silent(self, depth: int = 1) -> Iterator[None]:
@@ -256,7 +268,8 @@ class Tracer(torch.overrides.TorchFunctionMode):
 
         def traced_apply(function: Any, *args: Any, **kwargs: Any) -> Any:
             run = apply.__get__(None, function)
-            if self._phase is None or self._opaque_depth:
+            is_compiled = function.__module__ == _COMPILED  # which names nodes of its own
+            if self._phase is None or self._opaque_depth or is_compiled:
                 return run(*args, **kwargs)
             is_reentrant = function is checkpointing.CheckpointFunction
             label = "checkpoint" if is_reentrant else function.__name__

@@ -83,6 +83,8 @@ class Blueprint:
                 _place(leaf, device)
             for module in self.model.modules():
                 _place_module(module, options.target)
+            before = self.model._compiled_call_impl
+            stack.callback(setattr, self.model, "_compiled_call_impl", before)
             make_optimizer = self.make_optimizer
             if make_optimizer and options.layout and options.layout.knobs.shards_state:
                 make_optimizer = shard_optimizer(make_optimizer)
@@ -99,6 +101,8 @@ class Blueprint:
                 autocast=options.autocast_to,
                 parallelize=None if options.layout is None else self._parallelize,
                 mesh=() if options.layout is None else options.layout.mesh,
+                compiles=options.compiles,
+                compile_options=options.compile_options,
                 forget_replaced=forget_replaced,
             )
 

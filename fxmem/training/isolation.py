@@ -23,6 +23,7 @@ from fxmem.tracing.compiled import leave_out_compiler
 from fxmem.tracing.conditions import leave_autocast
 from fxmem.training.options import Options
 from fxmem.versions.fallbacks import keeps_casts_in_inference
+from fxmem.versions.release import is_release
 
 _CUDA_SETTERS = ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state")
 
@@ -172,21 +173,23 @@ def isolate_analysis(
 
 @contextlib.contextmanager
 def imitate_target(
-    recorder: Recorder, target: Backend, *, compiles: bool = False
+    recorder: Recorder, target: Backend, *, compiles: bool
 ) -> Iterator[Mapping[str, None]]:
     """Runs PyTorch's own code as on the target, and yields notes on what runs otherwise.
 
     Args:
         recorder: Records the operators.
         target: The device.
-        compiles: Whether ``torch.compile`` compiles; else it is left out.
+        compiles: Whether ``torch.compile`` compiles, where fxmem can follow the release's.
     """
     with (
         recorder.watch_resizing(),
         recorder.casts.watch_exits(),
         answer_fake_checks(),
         lower_functions(target) as notes,
-        run_compiler(recorder, target) if compiles else leave_out_compiler(recorder.notes),
+        run_compiler(recorder, target)
+        if compiles and is_release((2, 13))
+        else leave_out_compiler(recorder.notes),
         replace_inference_mode(),
     ):
         yield notes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +28,6 @@ from fxmem.specs import parse_dtype, strip_torch
 from fxmem.training.loops import SIDE_STREAMS, LoopFunction, plain
 from fxmem.training.losses import resolve_loss
 from fxmem.training.optimizers import resolve_optimizer
-from fxmem.versions.release import is_release
 
 MODES = ("train", "infer")
 FRONTENDS = ("fx", "record")
@@ -58,7 +57,8 @@ class Options:
     loop: Loop = PLAIN  # around the model
     run_loop: LoopFunction = plain  # the same, to be called with the training
     frontend: str | None = None  # asked for
-    compiles: bool = False  # torch.compile compiles; else it is left out
+    compiles: bool = True  # torch.compile compiles; else it is left out
+    compile_options: Mapping[str, Any] | None = None  # to compile the model with; None for not
     layout: Layout | None = None  # on a mesh of processes; None for one process
 
     @property
@@ -140,13 +140,13 @@ def resolve_autocast(autocast: DtypeChoice, target: Backend) -> str | None:
     return strip_torch(autocast)
 
 
-def resolve_compile(compile: bool, target: Backend) -> bool:
-    """Checks whether ``torch.compile`` can compile for a target."""
-    if compile and target is not CUDA:
-        raise UsageError("compile=True with device='cpu'", hint="compiled steps are those of a GPU")
-    if compile and not is_release((2, 13)):
-        raise UsageError("compiled steps need torch 2.13", hint="leave compile out, for eager ones")
-    return compile
+def resolve_compile(compile: bool | Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Checks how a model is to be compiled; None where it is not."""
+    if not isinstance(compile, bool | Mapping | None):
+        raise UsageError(
+            f"compile={compile!r}", hint="True, False, or torch.compile's arguments in a dict"
+        )
+    return dict(compile) if isinstance(compile, Mapping) else {} if compile else None
 
 
 def resolve_frontend(frontend: str | None, layout: Layout | None) -> str | None:

@@ -49,15 +49,18 @@ def record_step(
         hints: How many elements ``nonzero`` and the like find; None to refuse them.
     """
     recorder = Recorder(target, hints, step.mesh)
-    with watch_step(recorder, target) as notes:
+    with watch_step(recorder, target, compiles=step.compiles) as notes:
         try:
             step = lay_out(step, recorder)
+            if step.compile_options is not None:
+                step.model.compile(**step.compile_options)
             tracer = Tracer(
                 step.model,
                 recorder,
                 symbolic_sizes=symbolic_sizes,
                 builds_graph=step.parallelize is None,
             )
+            recorder.add_node = tracer.add_compiled
             first_change = Training(step, target, recorder, tracer).run_loop()
             builder = tracer.builder
             return Recording(
@@ -97,10 +100,12 @@ def trace_forward(
 
 
 @contextlib.contextmanager
-def watch_step(recorder: Recorder, target: Backend) -> Iterator[Mapping[str, None]]:
+def watch_step(
+    recorder: Recorder, target: Backend, *, compiles: bool = False
+) -> Iterator[Mapping[str, None]]:
     """Records a step of the analysis's own as on the target; yields notes as `imitate_target`."""
     with (
-        imitate_target(recorder, target) as notes,
+        imitate_target(recorder, target, compiles=compiles) as notes,
         watch_random_state(recorder),
         assume_counts(recorder.runner.hints, recorder.notes),
         recorder,

@@ -62,6 +62,8 @@ class Step:
     # lays the model out on a mesh of processes; None for one process
     parallelize: Callable[[nn.Module], nn.Module] | None = None
     mesh: Mesh = ()
+    compiles: bool = False  # torch.compile compiles
+    compile_options: Mapping[str, Any] | None = None  # compiles the model, laid out; None for not
     # empties what the model has let go of since the step before
     forget_replaced: Callable[[], None] = lambda: None
 

@@ -115,6 +115,9 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     # -- what the compiler asks, and where it stops --
     ("torch._dynamo.convert_frame.CatchErrorsWrapper?", "__call__", _COMPILE),
     ("torch._dynamo.guards.CheckFunctionManager?", "__init__", _COMPILE),
+    ("torch._dynamo.variables.tensor.TensorVariable?", "specialize", _COMPILE),
+    ("torch._dynamo.output_graph.SubgraphTracer?", "create_proxy", _COMPILE),
+    ("torch._inductor.compile_fx?", "compile_fx", _LOWER),
     ("torch._dynamo.device_interface.CudaInterface?", _DEVICE, _LOWER),
     (
         "torch._dynamo.device_interface.CudaInterface.Worker?",

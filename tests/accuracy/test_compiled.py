@@ -9,6 +9,7 @@ inputs were made, before backward, the difference, and the peaks of forwards and
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable
 
 import pytest
@@ -16,8 +17,11 @@ import torch
 from torch import Tensor
 
 import fxmem
+from benchmarks.compiled import compare, run_apart
+from benchmarks.step import MODES
 from fxmem.versions.release import is_release
 
+pytestmark = pytest.mark.skipif(not is_release((2, 13)), reason="compiled steps need torch 2.13")
 ROWS = {
     (16, 1024): ("18.2505", "82.3755", "64.125", "82.877", "211.501"),
     (64, 256): ("18.2505", "22.2817", "4.03125", "22.7832", "31.314"),
@@ -57,7 +61,6 @@ def measure(width: int, length: int, attend: Callable[..., Tensor]) -> list[int]
     return [before, after, after - before, forward_peak, torch.cuda.max_memory_allocated()]
 
 
-@pytest.mark.skipif(not is_release((2, 13)), reason="compiled steps need torch 2.13")
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 @pytest.mark.parametrize(("width", "length"), ROWS)
@@ -66,3 +69,11 @@ def test_compiled_attention_takes_what_was_published(width: int, length: int) ->
         found = measure(width, length, torch.compile(attend))
     assert [f"{nbytes / 2**20:.6g}" for nbytes in found] == [*ROWS[width, length]]
     assert recording.notes
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler of C++")
+@pytest.mark.parametrize("name", ["tied_weights", "norms", "checkpoint_non_reentrant"])
+def test_a_step_that_inductor_compiles_for_the_cpu_takes_what_is_measured(name: str) -> None:
+    real, ours = (run_apart(what, name, anew=True) for what in ("measure", "predict"))
+    rows = [compare(name, mode, real[mode], ours[mode]) for mode in MODES]
+    assert [(row[5], row[7]) for row in rows] == [("0", "yes"), ("0", "yes"), ("0", "")]

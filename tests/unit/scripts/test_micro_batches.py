@@ -91,6 +91,17 @@ for _ in range(4):
     optimizer.step()
     optimizer.zero_grad()
 """
+PREFETCH = """
+x, y = make_batch()
+for _ in range(4):
+    for _ in range(6):
+        loss = model(x, y)["loss"] / 6
+        x, y = make_batch()  # as nanoGPT does
+        loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+COMPILED = "model = torch.compile(model)" + PREFETCH
 A_COUNTER = """
 class Counting(nn.Module):
     def __init__(self, model):
@@ -124,6 +135,8 @@ def run(script: Path, output: Any) -> tuple[ScriptRun, int]:
     [
         (ACCUMULATE, 6),
         (AUTOCAST, 6),
+        (PREFETCH, 6),
+        (COMPILED, 6),
         (TWO_OUTPUTS, 12),
         (A_COUNTER, 12),
         (A_DRAW, 12),

@@ -1,0 +1,206 @@
+"""Compares compiled steps on the CPU with the same steps, compiled and run.
+
+    python -m benchmarks.compiled [--only NAME ...] [--remeasure] [-o docs/results/compiled.md]
+
+Each case is compiled by ``torch.compile`` with inductor's C++ backend and run for three steps in a
+process of its own, without fxmem; what the third takes is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tabulate import tabulate
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from benchmarks.measure import CACHE, STEP_MARK, THREADS, no_collector
+from benchmarks.models import find
+from benchmarks.stamp import write_stamp
+from benchmarks.step import MODES, Mode, Step, tensors_of
+
+NAMES = (
+    *("hf_gpt2_labels", "hf_gpt2", "hf_gpt2_eager", "hf_bert_labels", "hf_bert"),
+    *("hf_llama_labels", "hf_llama", "hf_t5_labels", "hf_vit_labels", "hf_whisper_labels"),
+    *("lstm", "gru_bidirectional", "hand_rolled_rnn", "transformer_encoder"),
+    *("transformer_pre_norm", "inplace", "tied_weights", "reused_module", "dict_output"),
+    *("dataclass_output", "dataclass_loss", "checkpoint_non_reentrant", "custom_function"),
+    *("views", "norms", "embedding_bag", "low_precision", "mixture_of_experts"),
+    *("unet", "squeezenet", "resnet18"),
+)
+
+
+def measure(name: str, mode: Mode) -> dict[str, Any]:
+    """Measures the third step of a compiled model: its peak, and what backward is handed."""
+    with no_collector(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
+        step = Step(find(name), mode)
+        step.model.compile()
+        for _ in range(2):
+            step.run()
+            step.release()
+        with record_function(STEP_MARK):
+            step.run()
+    events = prof.profiler.kineto_results.events()
+    mark = next(event for event in events if event.name() == STEP_MARK)
+    memory = sorted(
+        ((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"), key=lambda e: e[0]
+    )
+    peak = live = start = sum(nbytes for at, nbytes in memory if at < mark.start_ns())
+    for at, nbytes in memory:
+        if mark.start_ns() <= at <= mark.start_ns() + mark.duration_ns():
+            live += nbytes
+            peak = max(peak, live)
+    step.release()
+    states = () if step.optimizer is None else step.optimizer.state.values()
+    resident = [*(tensor for _, tensor in step.resident()), *tensors_of([*states])]
+    sizes = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in resident}
+    kept_bytes = start - sum(sizes.values())  # by the compiler
+    saved = list_saved(step) if mode != "infer" else []
+    return {"peak_bytes": peak - kept_bytes, "kept_bytes": kept_bytes, "saved": saved}
+
+
+def list_saved(step: Step) -> list[int]:
+    """Lists the sizes of the storages that compiled functions keep for backward."""
+    own = {tensor.untyped_storage()._cdata for _, tensor in step.resident()}
+    step.run_forward()
+    assert step.loss is not None
+    saved: dict[int, int] = {}
+    seen, waiting = set(), [step.loss.grad_fn]
+    while waiting:
+        function = waiting.pop()
+        if function is None or function in seen:
+            continue
+        seen.add(function)
+        waiting += [each for each, _ in function.next_functions]
+        if function.name() == "CompiledFunctionBackward":
+            for tensor in function.saved_tensors:
+                storage = tensor.untyped_storage()
+                if storage._cdata not in own and storage.nbytes():
+                    saved[storage._cdata] = storage.nbytes()
+    return sorted(saved.values())
+
+
+def predict(name: str, mode: Mode) -> dict[str, Any]:
+    """Predicts the same."""
+    import fxmem
+
+    case = find(name)
+    args, kwargs = case.inputs()
+    options: dict[str, Any] = {
+        "mode": "infer" if mode == "infer" else "train",
+        "device": "cpu",
+        "optimizer": "adam" if mode == "train+adam" else None,
+    }
+    analysis = fxmem.analyze(case.model(), args, kwargs, compile=True, **options)
+    own = ("PARAMETER", "BUFFER", "INPUT")
+    saved = {s.storage: s.nbytes for s in analysis.saved if s.category.value not in own}
+    eager = fxmem.analyze(case.model(), args, kwargs, compile=False, **options)
+    return {
+        "peak_bytes": analysis.peak_bytes,
+        "saved": sorted(saved.values()),
+        "eager_bytes": eager.peak_bytes,
+        "notes": [
+            note for note in analysis.setup.notes if "torch.compile" in note or "eager" in note
+        ],
+    }
+
+
+def run_apart(what: str, name: str, *, anew: bool) -> dict[str, Any]:
+    """Measures or predicts all modes in a process of their own; what was measured is kept."""
+    path = CACHE / f"compiled-{name}.json"
+    if what == "measure" and path.exists() and not anew:
+        kept: dict[str, Any] = json.loads(path.read_text())
+        return kept
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.compiled", f"--{what}", name]
+    patient = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
+    run = subprocess.run(command, capture_output=True, text=True, check=False, env=patient)
+    lines = run.stdout.strip().splitlines()
+    if run.returncode or not lines:
+        error = (run.stderr.strip().splitlines() or ["no output"])[-1]
+        return {mode: {"error": error} for mode in MODES}
+    result: dict[str, Any] = json.loads(lines[-1])
+    if what == "measure":
+        CACHE.mkdir(parents=True, exist_ok=True)
+        path.write_text(lines[-1])
+    return result
+
+
+def run_modes(run: Callable[[str, Mode], dict[str, Any]], name: str) -> dict[str, Any]:
+    """Runs all modes of a case; a failure is a result too."""
+    results: dict[str, Any] = {}
+    for mode in MODES:
+        torch._dynamo.reset()
+        try:
+            results[mode] = run(name, mode)
+        except Exception as error:
+            results[mode] = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+    return results
+
+
+def compare(name: str, mode: Mode, real: dict[str, Any], ours: dict[str, Any]) -> list[Any]:
+    """Compares one case in one mode: a row of the table."""
+    errors = [each["error"] for each in (real, ours) if "error" in each]
+    if errors:
+        return [name, mode, None, None, None, None, None, None, errors[0][:100]]
+    difference = 100 * (ours["peak_bytes"] / real["peak_bytes"] - 1)
+    counts = Counter(ours["saved"]), Counter(real["saved"])
+    saved = "" if mode == "infer" else "yes" if counts[0] == counts[1] else "no"
+    shown = "0" if ours["peak_bytes"] == real["peak_bytes"] else f"{difference:+.3f}"
+    peaks = (ours["eager_bytes"], real["peak_bytes"], ours["peak_bytes"])
+    kept, notes = f"{real['kept_bytes']:,}", " ".join(ours["notes"])
+    return [name, mode, *(f"{nbytes:,}" for nbytes in peaks), shown, kept, saved, notes]
+
+
+def main() -> None:
+    """Writes the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", default=NAMES, help="cases; default all")
+    parser.add_argument("--remeasure", action="store_true", help="ignore what is kept")
+    parser.add_argument("-o", "--output", type=Path)
+    for what in ("measure", "predict"):
+        parser.add_argument(f"--{what}", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(THREADS)
+    for what, run in (("measure", measure), ("predict", predict)):
+        if chosen := getattr(options, what):
+            print(json.dumps(run_modes(run, chosen)))
+            return
+    rows = []
+    for name in options.only:
+        real, ours = (run_apart(w, name, anew=options.remeasure) for w in ("measure", "predict"))
+        for mode in MODES:
+            rows.append(compare(name, mode, real[mode], ours[mode]))
+            print(*rows[-1], flush=True)
+    equal = sum(row[5] == "0" for row in rows)
+    alike = sum(row[7] in ("yes", "") for row in rows)
+    headers = ["model", "step", "eager, predicted", "compiled, measured", "compiled, predicted"]
+    table = tabulate(
+        rows, [*headers, "differs by %", "kept", "saved equal", "notes"], tablefmt="github"
+    )
+    page = f"""# Compiled steps on the CPU
+
+{write_stamp("python -m benchmarks.compiled -o docs/results/compiled.md")}
+
+The third step of models that `torch.compile` compiles with inductor's C++ backend, against the
+profiler's events of the same step, in bytes: {equal} of {len(rows)} peaks are equal to the byte.
+What compiled code saves for backward is equal in sizes in {alike} of {len(rows)}. The few bytes
+that the compiler itself keeps (*kept*) are no part of the peaks.
+
+{table}
+"""
+    if options.output:
+        options.output.write_text(page)
+    else:
+        print(page)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Devices in the code that Dynamo takes apart, where fake tensors stand for tensors of a GPU.
+
+Within a recording, :mod:`fxmem.fakes.devices` answers what code asks of a tensor's device, and
+turns the devices that it names. Dynamo runs no code that could be answered: it knows what tensors
+answer, and writes down calls; of functions of ``torch.cuda`` it knows by name which are to be
+called at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.fx.node import map_aggregate
+
+from fxmem.fakes.devices import SEEN, is_accelerator
+from fxmem.kernels.cuda.gpu import current_gpu
+from fxmem.kernels.cuda.present_gpu import show_gpu
+from fxmem.patching import change_items, patch
+
+_HOST = torch.device("cpu")
+_FROM_VALUES = (torch.tensor, torch.as_tensor, torch._refs.tensor)
+"""Functions that make tensors of values, which do not matter."""
+
+
+@contextlib.contextmanager
+def show_gpu_to_dynamo(device: torch.device) -> Iterator[None]:
+    """Has Dynamo take tensors on a device for tensors on the GPU, and write that device in graphs.
+
+    Args:
+        device: Of the fakes that stand for the target's tensors; the host's own for none.
+    """
+    if device == _HOST:
+        yield
+        return
+    rules: Any = importlib.import_module("torch._dynamo.trace_rules").get_torch_obj_rule_map()
+    calls: Any = importlib.import_module("torch._dynamo.variables.torch")
+    calls.TorchInGraphFunctionVariable._get_handlers()  # kept, by the functions as they are now
+    folded = calls.constant_fold_functions
+    tensors: Any = importlib.import_module("torch._dynamo.variables.tensor").TensorVariable
+    tracers: Any = importlib.import_module("torch._dynamo.output_graph").SubgraphTracer
+    find_fake: Any = importlib.import_module("torch._dynamo.utils").get_fake_value
+    specialize, create_proxy = tensors.specialize, tracers.create_proxy
+
+    def specialize_on_gpu(value: Any) -> dict[str, Any]:
+        properties: dict[str, Any] = specialize(value)
+        return properties | {"device": SEEN} if properties["device"] == device else properties
+
+    def turn(value: Any) -> Any:
+        return device if is_accelerator(value) else value
+
+    def create_on_device(
+        tracer: Any, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **more: Any
+    ) -> Any:
+        if kind in ("call_function", "call_method"):
+            if target == "cuda":
+                target, args, kwargs = "to", (args[0], device), {}
+            elif target == "cpu":
+                target, args, kwargs = "to", (args[0], _HOST), {}
+            args, kwargs = map_aggregate(args, turn), map_aggregate(kwargs, turn)
+            if target in _FROM_VALUES and kwargs.get("device") == device:
+                on_host = {name: value for name, value in kwargs.items() if name != "device"}
+                made = create_proxy(tracer, kind, target, args, on_host).node
+                found = find_fake(made, tracer.output_graph.current_tx, allow_non_graph_fake=True)
+                tracer.graph.erase_node(made)
+                target, args = torch.full, (tuple(found.shape), 0)
+                kwargs = {"dtype": found.dtype, "device": device}
+        return create_proxy(tracer, kind, target, args, kwargs, *rest, **more)
+
+    on_gpu: dict[Any, dict[str, Any]] = {
+        tensors: {"specialize": staticmethod(specialize_on_gpu)},
+        tracers: {"create_proxy": create_on_device},
+    }
+    before = dict(vars(torch.cuda))
+    with show_gpu(current_gpu()), patch(on_gpu):
+        pairs = [(before[name], now) for name, now in vars(torch.cuda).items() if callable(now)]
+        known = {now: rules[real] for real, now in pairs if real in rules}
+        called = {now: None for real, now in pairs if real in folded}
+        with change_items(rules, known), change_items(folded, called):
+            yield

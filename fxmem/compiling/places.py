@@ -1,0 +1,163 @@
+"""Places in the user's code that the buffers of compiled code come from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from torch import fx
+from torch._ops import OpOverload
+
+from fxmem.fakes.containers import iterate_tensors
+from fxmem.graph import SourceLocation, is_installed
+from fxmem.recording.recorder import Recorder
+from fxmem.source import is_user_file
+from fxmem.tracing.nodes import TracedNode
+
+_COPIES = ("_to_copy", "_unsafe_view", "clone")
+_UNUSED = "zeros, the gradient of an unused output"
+_FRAME = re.compile(r'File "(.*)", line ([0-9]+), in (.*)')
+_VARIABLE = re.compile(r"[LG]\['(\w+)'\]\.?")
+_LIST = re.compile(r"\['?(\w+)'?\]")
+
+
+Direction = Literal["inference", "forward", "backward"]
+"""The direction in which a graph runs; inference is a forward without a backward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The origin of a buffer.
+
+    Attributes:
+        operators: Of which the kernel is fused that writes it, in the order of the graph.
+        fqn: The module, as seen from the compiled function.
+        target: The name of the function, or the class of the leaf module, that the code calls.
+        source: The line of the code.
+        way: How the buffer comes from there: empty in forward.
+    """
+
+    operators: tuple[str, ...]
+    fqn: str
+    target: str
+    source: SourceLocation | None
+    way: str = ""
+
+
+def find_places(graph: Any, *, is_backward: bool) -> dict[str, Place]:
+    """Finds where the buffers of a lowered graph come from, by their names in the wrapper.
+
+    Args:
+        graph: ``torch._inductor.graph.GraphLowering``, after ``codegen``.
+        is_backward: Whether the graph is of a backward.
+    """
+    order = {node: index for index, node in enumerate(graph.graph.nodes)}
+    places = {}
+    for name, buffer in graph.name_to_buffer.items():
+        origins = sorted(buffer.get_origins(), key=lambda node: order.get(node, -1))
+        last = buffer.get_origin_node() or (origins[-1] if origins else None)
+        if last is not None:
+            is_again = last.meta.get("partitioner_tag") == "is_forward"
+            way = ("recomputed " if is_again else "backward of ") if is_backward else ""
+            places[name] = _describe(last, origins, way)
+    return places
+
+
+def _describe(last: fx.Node, origins: Sequence[fx.Node], way: str) -> Place:
+    found = dict.fromkeys(each.meta.get("original_aten", each.target) for each in origins)
+    operators = [operator for operator in found if isinstance(operator, OpOverload)]
+    names = dict.fromkeys(each.overloadpacket.__name__ for each in operators if not each.is_view)
+    computing = [name for name in names if name not in _COPIES] or [*names]
+    modules = last.meta.get("nn_module_stack") or last.meta.get("fwd_nn_module_stack") or {}
+    calls = last.meta.get("source_fn_stack") or last.meta.get("fwd_source_fn_stack") or ()
+    path, target = next(reversed(modules.values()), ("", None))[0], calls[-1][1] if calls else ""
+    return Place(
+        operators=tuple(computing),
+        fqn=_LIST.sub(r".\1", _VARIABLE.sub(_name_variable, path)).strip("."),
+        target=target if isinstance(target, str) else getattr(target, "__name__", str(target)),
+        source=_find_line(last.meta.get("stack_trace") or ""),
+        way=way,
+    )
+
+
+def _name_variable(match: re.Match[str]) -> str:
+    return "" if match[1] in ("self", "fn") else f"{match[1]}."
+
+
+def _find_line(trace: str) -> SourceLocation | None:
+    """Finds the user's innermost line in a stack; packages count only where nothing else does."""
+    lines = [SourceLocation(file, int(line), name) for file, line, name in _FRAME.findall(trace)]
+    lines = [line for line in lines if is_user_file(line.file)]
+    return next((each for each in reversed(lines) if not is_installed(each.file)), None) or (
+        lines[-1] if lines else None
+    )
+
+
+class PlaceLog:
+    """Makes the places of a function's graphs nodes of a recording, while the graphs run."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        # the nodes of each run of forward, by the storages of its buffers, in the step
+        self._operations: object = None
+        self._runs: dict[int, dict[Place, TracedNode | None]] = {}
+
+    def _find_run(self, inputs: Sequence[Any]) -> dict[Place, TracedNode | None]:
+        """Finds the nodes of the run of forward that has made one of the inputs."""
+        indices = self._recorder.find_storages(inputs)
+        self._recorder.name_made(indices, "aten.zeros.default", _UNUSED)  # by autograd
+        return next((self._runs[index] for index in indices if index in self._runs), {})
+
+    @contextmanager
+    def follow(
+        self, places: Mapping[str, Place], inputs: Sequence[Any], way: Direction
+    ) -> Iterator[tuple[Callable[[str], None], Callable[[str, Any], None]]]:
+        """Follows a run of a graph, which belongs in backward to a run of forward.
+
+        Yields:
+            A function that is called with the name of a buffer before the buffer is made, and one
+            that is called with the name and the buffer afterwards.
+        """
+        recorder = self._recorder
+        if self._operations is not recorder.operations:
+            self._operations = recorder.operations
+            self._runs.clear()
+        is_backward = way == "backward"
+        nodes = self._find_run(inputs) if is_backward else {}
+        del inputs  # which the wrapper frees as it goes
+        before = recorder.ledger.node
+
+        def enter(name: str) -> None:
+            place = places[name]
+            key = replace(place, operators=(), way="")
+            if key not in nodes and is_backward:  # which makes no nodes
+                near = (node for known, node in nodes.items() if known.fqn == place.fqn)
+                nodes[key] = next(near, None)
+            elif key not in nodes:
+                nodes[key] = recorder.add_node(place.fqn, place.target, place.source)
+            node = nodes[key]
+            recorder.run_at(None if node is None else node.index)
+
+        def end() -> None:
+            last = recorder.ledger.node
+            if way == "forward" and any(nodes.values()) and last is not None:
+                recorder.autograd.give_running(last)
+            recorder.run_at(None)
+            recorder.ledger.node = before
+
+        def see(name: str, buffer: Any) -> None:
+            place, node = places[name], nodes[replace(places[name], operators=(), way="")]
+            operators = "+".join(place.operators)
+            label = operators if node is None else f"{place.way}{node.first_name}"
+            if node is not None and operators != place.target:
+                label += f": {operators}"
+            for tensor in iterate_tensors(buffer):  # an operator may have several results
+                self._runs[recorder.name_buffer(tensor, label)] = nodes
+
+        try:
+            yield enter, see
+        finally:
+            end()
