@@ -22,7 +22,7 @@ from fxmem.kernels.cuda.present_gpu import show_gpu
 from fxmem.patching import change_items, patch
 
 _HOST = torch.device("cpu")
-_FROM_VALUES = (torch.tensor, torch.as_tensor, torch._refs.tensor)
+_FROM_VALUES = (torch.tensor, torch.as_tensor)
 """Functions that make tensors of values, which do not matter."""
 
 

@@ -77,14 +77,13 @@ def test_eager_figures_give_no_verdict_on_a_script_that_compiles(
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(COMPILED)
-    assert main(["run", "--eager", "--gpu", "rtx3070", str(script)]) == 0
+    eager = ["run", "--eager", "--gpu", "rtx3070"]
+    assert main([*eager, str(script)]) == 0
     out, err = capsys.readouterr()
     assert "Eager would not fit NVIDIA GeForce RTX 3070 (7.66 GiB), in " in out
     assert "; the script compiles." in out
     assert err.startswith("fxmem: eager would not fit NVIDIA GeForce RTX 3070: ")
-    assert (
-        main(["run", "--eager", "--gpu", "rtx3070", "--budget", "1GiB", "--json", str(script)]) == 1
-    )
+    assert main([*eager, "--budget", "1GiB", "--json", str(script)]) == 1
     assert json.loads(capsys.readouterr().out)["fits"] is None
     script.write_text(COMPILED.replace("cuda())", "cuda(), disable=True)"))
     assert main(["run", "--gpu", "rtx3070", str(script)]) == 1
