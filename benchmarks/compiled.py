@@ -22,7 +22,7 @@ import torch
 from tabulate import tabulate
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from benchmarks.measure import CACHE, STEP_MARK, THREADS, no_collector
+from benchmarks.measure import CACHE, STEP_MARK, THREADS, no_collector, read_events
 from benchmarks.models import find
 from benchmarks.stamp import write_stamp
 from benchmarks.step import MODES, Mode, Step, tensors_of
@@ -48,23 +48,18 @@ def measure(name: str, mode: Mode) -> dict[str, Any]:
             step.release()
         with record_function(STEP_MARK):
             step.run()
-    events = prof.profiler.kineto_results.events()
-    mark = next(event for event in events if event.name() == STEP_MARK)
-    memory = sorted(
-        ((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"), key=lambda e: e[0]
-    )
-    peak = live = start = sum(nbytes for at, nbytes in memory if at < mark.start_ns())
-    for at, nbytes in memory:
-        if mark.start_ns() <= at <= mark.start_ns() + mark.duration_ns():
-            live += nbytes
-            peak = max(peak, live)
+    found = read_events(prof)
     step.release()
     states = () if step.optimizer is None else step.optimizer.state.values()
     resident = [*(tensor for _, tensor in step.resident()), *tensors_of([*states])]
     sizes = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in resident}
-    kept_bytes = start - sum(sizes.values())  # by the compiler
+    kept_bytes = found["resident_bytes"] - sum(sizes.values())  # by the compiler
     saved = list_saved(step) if mode != "infer" else []
-    return {"peak_bytes": peak - kept_bytes, "kept_bytes": kept_bytes, "saved": saved}
+    return {
+        "peak_bytes": found["peak_bytes"] - kept_bytes,
+        "kept_bytes": kept_bytes,
+        "saved": saved,
+    }
 
 
 def list_saved(step: Step) -> list[int]:

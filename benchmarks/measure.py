@@ -93,7 +93,12 @@ def measure_allocator(case: Case, mode: Mode) -> Result:
         step.release()
         with record_function(STEP_MARK):
             step.run()
-    events = prof.profiler.kineto_results.events()
+    return read_events(prof)
+
+
+def read_events(prof: profile) -> Result:
+    """Reads the peak of the step that is marked in a profile of all that came before it."""
+    events = prof.profiler.kineto_results.events()  # type: ignore[union-attr]
     mark = next(e for e in events if e.name() == STEP_MARK)
     start, end = mark.start_ns(), mark.start_ns() + mark.duration_ns()
     memory = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
