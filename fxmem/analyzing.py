@@ -357,6 +357,8 @@ def record_blueprint(blueprint: Blueprint, inputs: Sequence[str]) -> Served:
     record = functools.partial(record_step, target=options.target, hints=options.hints)
     reason = "record was asked for" if options.layout is None else ""
     if options.compiles and (options.compile_options is not None or is_compiled(blueprint.model)):
+        if frontend == "fx":
+            raise _refuse_fx(_COMPILED)
         frontend, reason = "record", _COMPILED
     if frontend != "record":
         try:
@@ -374,13 +376,17 @@ def record_blueprint(blueprint: Blueprint, inputs: Sequence[str]) -> Served:
             if read_compile(recording.notes) == "compiled":
                 reason = _COMPILED
             if reason and frontend == "fx":
-                raise TraceError(
-                    f"the fx frontend cannot express this model: {reason}",
-                    hint="leave the frontend out, and record will serve",
-                )
+                raise _refuse_fx(reason)
             return Served(recording, "record" if reason else "fx", reason)
     with blueprint.prepare_step(inputs) as step:
         return Served(record(step, symbolic_sizes=False), "record", reason)
+
+
+def _refuse_fx(reason: str) -> TraceError:
+    return TraceError(
+        f"the fx frontend cannot express this model: {reason}",
+        hint="leave the frontend out, and record will serve",
+    )
 
 
 def _explain_hints(blueprint: Blueprint, recording: Recording) -> str:

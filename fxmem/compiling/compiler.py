@@ -38,7 +38,6 @@ _NOT_COUNTED = {
     "triton.cudagraphs": "pools of CUDA graphs (mode='reduce-overhead')",
     "max_autotune": "kernels that are chosen by their speed (max_autotune)",
     "max_autotune_gemm": "kernels that are chosen by their speed (max_autotune)",
-    "cpp_wrapper": "",  # the same memory as that of Python's
 }
 """Settings of inductor's that are left out, with what they would take."""
 
@@ -180,7 +179,7 @@ class _Compiler:
         config: Any = importlib.import_module("torch._inductor.config")
         chosen = config.get_config_copy() | settings
         left_out = [name for name in _NOT_COUNTED if chosen.get(name)]
-        for cause in filter(None, map(_NOT_COUNTED.__getitem__, left_out)):
+        for cause in map(_NOT_COUNTED.__getitem__, left_out):
             note = f"torch.compile is analysed in its default mode: {cause} are not counted."
             self._recorder.notes[note] = None
         return settings | dict.fromkeys(left_out, False) | {"force_disable_caches": True}

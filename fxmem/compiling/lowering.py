@@ -46,7 +46,7 @@ def lower_graph(
 
     def compile_nothing(graph: Any) -> Any:
         source, _ = graph.codegen()
-        places = find_places(graph, is_backward=graph.is_backward)
+        places = find_places(graph)
         lowered.append((getattr(source, "value", source), places))
         return SimpleNamespace(call=lambda _inputs: None)
 

@@ -47,12 +47,11 @@ class Place:
     way: str = ""
 
 
-def find_places(graph: Any, *, is_backward: bool) -> dict[str, Place]:
+def find_places(graph: Any) -> dict[str, Place]:
     """Finds where the buffers of a lowered graph come from, by their names in the wrapper.
 
     Args:
         graph: ``torch._inductor.graph.GraphLowering``, after ``codegen``.
-        is_backward: Whether the graph is of a backward.
     """
     order = {node: index for index, node in enumerate(graph.graph.nodes)}
     places = {}
@@ -61,7 +60,7 @@ def find_places(graph: Any, *, is_backward: bool) -> dict[str, Place]:
         last = buffer.get_origin_node() or (origins[-1] if origins else None)
         if last is not None:
             is_again = last.meta.get("partitioner_tag") == "is_forward"
-            way = ("recomputed " if is_again else "backward of ") if is_backward else ""
+            way = ("recomputed " if is_again else "backward of ") if graph.is_backward else ""
             places[name] = _describe(last, origins, way)
     return places
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fxmem
-from fxmem import UsageError
+from fxmem import TraceError, UsageError
 from fxmem.scripts.recording import Recording
 from fxmem.units import format_bytes
 from fxmem.versions.release import is_release
@@ -207,3 +207,5 @@ def test_what_is_not_analysed_is_refused() -> None:
         record_steps(backend="cudagraphs")
     with pytest.raises(UsageError, match="compile='yes'"):
         analyze_stack(Stack(), compile="yes")
+    with pytest.raises(TraceError, match="fx frontend cannot express this model: it is compiled"):
+        analyze_stack(Stack(), compile=True, frontend="fx")
