@@ -3,7 +3,8 @@
     python -m benchmarks.compiled [--only NAME ...] [--remeasure] [-o docs/results/compiled.md]
 
 Each case is compiled by ``torch.compile`` with inductor's C++ backend and run for three steps in a
-process of its own, without fxmem; what the third takes is kept.
+process of its own, without fxmem; what the third takes is kept. A few are compiled under ten
+activation memory budgets besides.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tabulate import tabulate
@@ -36,10 +37,22 @@ NAMES = (
     *("views", "norms", "embedding_bag", "low_precision", "mixture_of_experts"),
     *("unet", "squeezenet", "resnet18"),
 )
+BUDGET_NAMES = ("hf_gpt2", "hf_llama_labels", "transformer_pre_norm")
+BUDGETS = tuple(f"train, budget {tenths / 10:g}" for tenths in range(10))
+"""Steps of training under an ``activation_memory_budget``."""
 
 
-def measure(name: str, mode: Mode) -> dict[str, Any]:
+def split_step(step: str) -> tuple[Mode, float | None]:
+    """Splits the name of a step into its mode and its activation memory budget."""
+    mode, _, budget = step.partition(", budget ")
+    return cast(Mode, mode), float(budget) if budget else None
+
+
+def measure(name: str, step_name: str) -> dict[str, Any]:
     """Measures the third step of a compiled model: its peak, and what backward is handed."""
+    mode, budget = split_step(step_name)
+    if budget is not None:
+        torch._functorch.config.activation_memory_budget = budget
     with no_collector(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
         step = Step(find(name), mode)
         step.model.compile()
@@ -83,10 +96,11 @@ def list_saved(step: Step) -> list[int]:
     return sorted(saved.values())
 
 
-def predict(name: str, mode: Mode) -> dict[str, Any]:
+def predict(name: str, step_name: str) -> dict[str, Any]:
     """Predicts the same."""
     import fxmem
 
+    mode, budget = split_step(step_name)
     case = find(name)
     args, kwargs = case.inputs()
     options: dict[str, Any] = {
@@ -94,7 +108,8 @@ def predict(name: str, mode: Mode) -> dict[str, Any]:
         "device": "cpu",
         "optimizer": "adam" if mode == "train+adam" else None,
     }
-    analysis = fxmem.analyze(case.model(), args, kwargs, compile=True, **options)
+    compiled = {"compile": True, "activation_memory_budget": budget}
+    analysis = fxmem.analyze(case.model(), args, kwargs, **compiled, **options)
     own = ("PARAMETER", "BUFFER", "INPUT")
     saved = {s.storage: s.nbytes for s in analysis.saved if s.category.value not in own}
     eager = fxmem.analyze(case.model(), args, kwargs, compile=False, **options)
@@ -109,19 +124,22 @@ def predict(name: str, mode: Mode) -> dict[str, Any]:
     }
 
 
-def run_apart(what: str, name: str, *, anew: bool) -> dict[str, Any]:
-    """Measures or predicts all modes in a process of their own; what was measured is kept."""
-    path = CACHE / f"compiled-{name}.json"
+def run_apart(
+    what: str, name: str, *, anew: bool, steps: Sequence[str] = MODES
+) -> dict[str, dict[str, Any]]:
+    """Measures or predicts steps in a process of their own; what was measured is kept."""
+    path = CACHE / f"compiled-{name}{'' if steps is MODES else '-budgets'}.json"
     if what == "measure" and path.exists() and not anew:
         kept: dict[str, Any] = json.loads(path.read_text())
         return kept
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.compiled", f"--{what}", name]
+    command += ["--steps", *steps]
     patient = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
     run = subprocess.run(command, capture_output=True, text=True, check=False, env=patient)
     lines = run.stdout.strip().splitlines()
     if run.returncode or not lines:
         error = (run.stderr.strip().splitlines() or ["no output"])[-1]
-        return {mode: {"error": error} for mode in MODES}
+        return {step: {"error": error} for step in steps}
     result: dict[str, Any] = json.loads(lines[-1])
     if what == "measure":
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -129,31 +147,44 @@ def run_apart(what: str, name: str, *, anew: bool) -> dict[str, Any]:
     return result
 
 
-def run_modes(run: Callable[[str, Mode], dict[str, Any]], name: str) -> dict[str, Any]:
-    """Runs all modes of a case; a failure is a result too."""
+def run_steps(
+    run: Callable[[str, str], dict[str, Any]], name: str, steps: Sequence[str]
+) -> dict[str, Any]:
+    """Runs steps of a case; a failure is a result too."""
     results: dict[str, Any] = {}
-    for mode in MODES:
+    for step in steps:
         torch._dynamo.reset()
         try:
-            results[mode] = run(name, mode)
+            results[step] = run(name, step)
         except Exception as error:
-            results[mode] = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+            results[step] = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
     return results
 
 
-def compare(name: str, mode: Mode, real: dict[str, Any], ours: dict[str, Any]) -> list[Any]:
-    """Compares one case in one mode: a row of the table."""
+def compare(name: str, step: str, real: dict[str, Any], ours: dict[str, Any]) -> list[Any]:
+    """Compares a step of one case: a row of the table."""
     errors = [each["error"] for each in (real, ours) if "error" in each]
     if errors:
-        return [name, mode, None, None, None, None, None, None, errors[0][:100]]
+        return [name, step, None, None, None, None, None, None, errors[0][:100]]
     difference = 100 * (ours["peak_bytes"] / real["peak_bytes"] - 1)
     counts = Counter(ours["saved"]), Counter(real["saved"])
     is_whole = ours["compile"] == "compiled" and "broken off" not in " ".join(ours["notes"])
-    saved = "" if mode == "infer" or not is_whole else "yes" if counts[0] == counts[1] else "no"
+    saved = "" if step == "infer" or not is_whole else "yes" if counts[0] == counts[1] else "no"
     shown = "0" if ours["peak_bytes"] == real["peak_bytes"] else f"{difference:+.3f}"
     peaks = (ours["eager_bytes"], real["peak_bytes"], ours["peak_bytes"])
     kept, notes = f"{real['kept_bytes']:,}", " ".join(ours["notes"])
-    return [name, mode, *(f"{nbytes:,}" for nbytes in peaks), shown, kept, saved, notes]
+    return [name, step, *(f"{nbytes:,}" for nbytes in peaks), shown, kept, saved, notes]
+
+
+def compare_cases(names: Sequence[str], steps: Sequence[str], *, anew: bool) -> list[list[Any]]:
+    """Compares steps of several cases, a row each."""
+    rows = []
+    for name in names:
+        real, ours = (run_apart(w, name, anew=anew, steps=steps) for w in ("measure", "predict"))
+        for step in steps:
+            rows.append(compare(name, step, real[step], ours[step]))
+            print(*rows[-1], flush=True)
+    return rows
 
 
 def main() -> None:
@@ -162,26 +193,24 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=NAMES, help="cases; default all")
     parser.add_argument("--remeasure", action="store_true", help="ignore what is kept")
     parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--steps", nargs="*", default=MODES, help=argparse.SUPPRESS)
     for what in ("measure", "predict"):
         parser.add_argument(f"--{what}", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(THREADS)
     for what, run in (("measure", measure), ("predict", predict)):
         if chosen := getattr(options, what):
-            print(json.dumps(run_modes(run, chosen)))
+            print(json.dumps(run_steps(run, chosen, options.steps)))
             return
-    rows = []
-    for name in options.only:
-        real, ours = (run_apart(w, name, anew=options.remeasure) for w in ("measure", "predict"))
-        for mode in MODES:
-            rows.append(compare(name, mode, real[mode], ours[mode]))
-            print(*rows[-1], flush=True)
+    rows = compare_cases(options.only, MODES, anew=options.remeasure)
+    chosen = [name for name in BUDGET_NAMES if name in options.only]
+    curves = compare_cases(chosen, BUDGETS, anew=options.remeasure)
     equal = sum(row[5] == "0" for row in rows)
+    equal_budgets = sum(row[5] == "0" for row in curves)
     compared = [row[7] for row in rows if row[7]]
     headers = ["model", "step", "eager, predicted", "compiled, measured", "compiled, predicted"]
-    table = tabulate(
-        rows, [*headers, "differs by %", "kept", "saved equal", "notes"], tablefmt="github"
-    )
+    headers += ["differs by %", "kept", "saved equal", "notes"]
+    table, budgets = (tabulate(each, headers, tablefmt="github") for each in (rows, curves))
     page = f"""# Compiled steps on the CPU
 
 {write_stamp("python -m benchmarks.compiled -o docs/results/compiled.md")}
@@ -193,6 +222,11 @@ What a model of one graph saves for backward is equal in sizes in {compared.coun
 itself keeps (*kept*) are no part of the peaks.
 
 {table}
+
+Under ten values of `torch._functorch.config.activation_memory_budget`, where PyTorch's partitioner
+recomputes more, {equal_budgets} of {len(curves)} peaks are equal to the byte.
+
+{budgets}
 """
     if options.output:
         options.output.write_text(page)

@@ -31,6 +31,7 @@ from fxmem.verifying.verification import Verification
 
 if TYPE_CHECKING:
     from fxmem.advice.advising import advise
+    from fxmem.advice.memory_budgets import memory_budgets
     from fxmem.analyzing import analyze
     from fxmem.applying.applying import apply
     from fxmem.applying.auto import auto, unapply
@@ -73,6 +74,7 @@ __all__ = [
     "diff",
     "fit",
     "max_batch",
+    "memory_budgets",
     "pareto",
     "pipeline",
     "plan",
@@ -92,6 +94,7 @@ _FUNCTIONS = {
     "auto": "applying.auto",
     "fit": "fitting.mesh_search",
     "max_batch": "batching.sizes",
+    "memory_budgets": "advice.memory_budgets",
     "pareto": "applying.plan_search",
     "pipeline": "pipelines.pipelining",
     "plan": "applying.plan_search",

@@ -39,7 +39,7 @@ from fxmem.training.options import (
     load_choice,
     name_choice,
     resolve_autocast,
-    resolve_compile,
+    resolve_compilation,
     resolve_device,
     resolve_dtype,
     resolve_frontend,
@@ -67,6 +67,7 @@ def analyze(
     loss: LossChoice = None,
     loop: LoopChoice = "plain",
     compile: bool | Mapping[str, Any] | None = None,
+    activation_memory_budget: float | None = None,
     accumulate: int | None = None,
     set_to_none: bool | None = None,
     hold_outputs: bool | None = None,
@@ -114,6 +115,9 @@ def analyze(
             :class:`fxmem.training.training.Training`, or a TARGET that names one.
         compile: True, or arguments of ``torch.compile``, to compile the model, after it is laid
             out on a mesh; False for eager figures. None compiles what the code compiles.
+        activation_memory_budget: The share of the activations kept by default that compiled code
+            may keep for backward, in place of the code's own
+            ``torch._functorch.config.activation_memory_budget``.
         accumulate: Overrides the loop's number of micro-batches, each of the inputs given, whose
             gradients add up before the optimizer steps.
         set_to_none: Overrides whether the loop's ``optimizer.zero_grad`` frees gradients.
@@ -164,8 +168,7 @@ def analyze(
         loop=named_loop,
         run_loop=run_loop,
         frontend=resolve_frontend(frontend, layout),
-        compiles=compile is not False,
-        compile_options=resolve_compile(compile),
+        compilation=resolve_compilation(compile, activation_memory_budget),
         layout=layout,
     )
     check_choices(loss, optimizer)
@@ -253,7 +256,7 @@ def describe_setup(
 def _note_eager(analysis: Analysis) -> Analysis:
     """Notes the peak of a compiled step in eager mode."""
     blueprint, setup = analysis.blueprint, analysis.setup
-    options = replace(blueprint.options, compiles=False, compile_options=None, frontend="record")
+    options = replace(blueprint.options, compilation=None, frontend="record")
     eager = analyze_again(replace(analysis, blueprint=replace(blueprint, options=options)))
     peaks = (format_bytes(each.peak_bytes) for each in (eager, analysis))
     note = "Eager mode's peak is {}, that of compiled code {}.".format(*peaks)
@@ -356,7 +359,8 @@ def record_blueprint(blueprint: Blueprint, inputs: Sequence[str]) -> Served:
     options, frontend = blueprint.options, blueprint.options.frontend
     record = functools.partial(record_step, target=options.target, hints=options.hints)
     reason = "record was asked for" if options.layout is None else ""
-    if options.compiles and (options.compile_options is not None or is_compiled(blueprint.model)):
+    compilation = options.compilation
+    if compilation and (compilation.model is not None or is_compiled(blueprint.model)):
         if frontend == "fx":
             raise _refuse_fx(_COMPILED)
         frontend, reason = "record", _COMPILED

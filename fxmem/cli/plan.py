@@ -47,6 +47,7 @@ examples:
   fxmem plan gpt.py:GPT --input 64x512:int64 --optimizer adamw --gpu rtx4090 --fit
   fxmem plan unet.py:UNet --input 4x3x256x256 --max-overhead 10%
   fxmem plan unet.py:UNet --input 4x3x256x256 --advice
+  fxmem plan gpt.py:GPT --input 8x512:int64 --compile
 
 exit codes: 0 fine, 1 no plan keeps the limit, 2 bad usage or a model that cannot be planned
 """
@@ -85,6 +86,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="stop the search after so many seconds (default: it ends by itself)",
     )
     add_strategy_option(group)
+    limits.add_argument(
+        "--compile",
+        action="store_true",
+        help="compile the model, and list peak and time by activation_memory_budget, which "
+        "PyTorch's compiler plans with",
+    )
 
     output = add_output_options(parser)
     add_count(output, "--points", "how many trade-offs to list at most", 20)
@@ -106,18 +113,22 @@ def run_command(arguments: argparse.Namespace) -> int:
     kind = choose_format(arguments)
     path = arguments.output
     if path is not None and kind in ("json", "txt") and not path.lower().endswith(".txt"):
-        if not is_one:
+        if not is_one and not arguments.compile:
             raise UsageError(
                 "-o writes one plan, and none is chosen",
                 hint="give a limit, such as --budget 4GiB or --max-overhead 0.1",
             )
-        kind = "plan"
+        kind = "plan" if is_one else "json"
     check_output(None)
-    chosen, blocks, values = None, list["Block"](), None
+    chosen, blocks = None, list["Block"]()
+    values: Result | None = None
     with show_progress(f"planning {arguments.target}"):
         analysis = analyze_step(step)
         with run_user_code(step.target):
-            if analysis.setup.mesh is not None and (is_one or not arguments.advice):
+            if arguments.compile:
+                values = fxmem.memory_budgets(analysis)
+                blocks = values.list_blocks()
+            elif analysis.setup.mesh is not None and (is_one or not arguments.advice):
                 chosen, values, blocks = _plan_rank(arguments, analysis, limit)
             elif is_one:
                 chosen = values = _choose_plan(arguments, analysis, limit)

@@ -73,6 +73,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     details = lambda: progress.describe()  # noqa: E731 - another one, once the script runs
     shown = show_progress(f"running {arguments.script}", details=details)
     names = "is_module steps device gpu attention alloc_conf compile world_size rank".split()
+    names.append("activation_memory_budget")
     try:
         with shown, contextlib.redirect_stdout(sys.stderr):
             run = fxmem.run(

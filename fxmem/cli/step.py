@@ -198,6 +198,13 @@ def add_compile_options(group: argparse._ActionsContainer, *, can_ask: bool) -> 
         default=None if can_ask else True,
         help="leave out torch.compile (default: PyTorch's compiler plans what is compiled)",
     )
+    group.add_argument(
+        "--activation-memory-budget",
+        type=float,
+        metavar="SHARE",
+        help="of the activations that compiled code keeps for backward, from 0 to 1 (default: "
+        "the code's torch._functorch.config.activation_memory_budget)",
+    )
 
 
 def add_strategy_option(group: argparse._ArgumentGroup) -> None:
@@ -262,6 +269,7 @@ def parse_step(arguments: argparse.Namespace) -> StepChoice:
     options = {name: getattr(arguments, name) for name in names.split()}
     options |= {
         "compile": getattr(arguments, "compile", False),
+        "activation_memory_budget": getattr(arguments, "activation_memory_budget", None),
         "set_to_none": False if arguments.keep_gradients else None,
         "hold_outputs": arguments.hold_outputs or None,
         "dtype": None if arguments.dtype is None else parse_dtype(arguments.dtype),

@@ -14,7 +14,8 @@ import importlib
 import os
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from fxmem.recording.recorder import Recorder
 from fxmem.source import is_user_file
 from fxmem.tracing.compiled import COMPILED, NOT_COMPILED, patch_when_imported
 
+_BUDGET = "activation_memory_budget"
 _OWN_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _BACKENDS = ("inductor", "aot_eager", "eager")
 _CONVERT = "torch._dynamo.convert_frame"
@@ -42,13 +44,27 @@ _NOT_COUNTED = {
 """Settings of inductor's that are left out, with what they would take."""
 
 
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """The way that a step is compiled.
+
+    Attributes:
+        model: Arguments of ``torch.compile`` for the model; None to compile what the code compiles.
+        activation_memory_budget: Takes the place of that in ``torch._functorch.config``; None to
+            leave the code's.
+    """
+
+    model: Mapping[str, Any] | None = None
+    activation_memory_budget: float | None = None
+
+
 @contextlib.contextmanager
-def run_compiler(recorder: Recorder, target: Backend) -> Iterator[None]:
+def run_compiler(recorder: Recorder, target: Backend, compilation: Compilation) -> Iterator[None]:
     """Lets ``torch.compile`` compile within, for the device that the recording runs on.
 
     So do functions that were compiled before: on fake tensors they are compiled anew.
     """
-    compiler = _Compiler(recorder, target)
+    compiler = _Compiler(recorder, target, compilation.activation_memory_budget)
     with (
         patch({torch: {"compile": compiler.compile}}),
         patch_when_imported("torch._dynamo", lambda _module: compiler.watch_dynamo()),
@@ -59,11 +75,15 @@ def run_compiler(recorder: Recorder, target: Backend) -> Iterator[None]:
 class _Compiler:
     """Stands for ``torch.compile``, and sees what Dynamo and AOTAutograd make of the code."""
 
-    def __init__(self, recorder: Recorder, target: Backend) -> None:
+    def __init__(self, recorder: Recorder, target: Backend, budget: float | None) -> None:
         self._recorder = recorder
         self._target = target
+        self._budget = budget
         self._compile = torch.compile
         self._summary = ""
+        if budget is not None:  # until there is a graph
+            self._summary = f"{_BUDGET} {budget:g} changes nothing: no code is compiled."
+            recorder.notes[self._summary] = None
         self._graphs = self._recompilations = 0
         self._breaks: dict[str, None] = {}
         self._codes: list[Any] = []
@@ -165,11 +185,13 @@ class _Compiler:
             way = "backward" if choices.get("is_backward") else way
             return make_program(source, self._target.device, places, log, way)
 
-        self._note_graph(getattr(graph, "compile_subgraph_reason", None))
         # A backward that is lowered when it first runs would be part of the recording.
-        at_once = {"force_non_lazy_backward_lowering": True, "enable_autograd_cache": False}
+        changes: dict[str, Any] = {} if self._budget is None else {_BUDGET: self._budget}
+        changes |= {"force_non_lazy_backward_lowering": True, "enable_autograd_cache": False}
         settings = self._leave_out(config_patches or {})
-        with config.patch(at_once), Lowering(self._target):
+        with config.patch(changes), Lowering(self._target):
+            reason = getattr(graph, "compile_subgraph_reason", None)
+            self._note_graph(reason, config.activation_memory_budget)
             return compile_fx(
                 graph, inputs, inner_compile=lower, config_patches=settings, **options
             )
@@ -184,7 +206,7 @@ class _Compiler:
             self._recorder.notes[note] = None
         return settings | dict.fromkeys(left_out, False) | {"force_disable_caches": True}
 
-    def _note_graph(self, reason: Any) -> None:
+    def _note_graph(self, reason: Any, budget: float) -> None:
         """Counts a graph, and notes where the code broke it off."""
         self._graphs += 1
         self._recorder.has_cycles = True
@@ -198,6 +220,8 @@ class _Compiler:
         parts = [f"{count} {name}{'s'[: count != 1]}" for count, name in counts if count]
         if self._breaks:
             parts.insert(1, f"broken off at {', '.join(self._breaks)}")
+        if budget != 1:
+            parts.append(f"{_BUDGET} {budget:g}")
         self._summary = f"{COMPILED}{', '.join(parts)}."
         notes[self._summary] = None
 

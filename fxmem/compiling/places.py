@@ -100,6 +100,7 @@ class PlaceLog:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
+        self.see_kernel = recorder.see_kernel
         # the nodes of each run of forward, by the storages of its buffers, in the step
         self._operations: object = None
         self._runs: dict[int, dict[Place, TracedNode | None]] = {}

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import importlib
 import math
+import re
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from fxmem.compiling.places import Direction, Place, PlaceLog
 
+_POINTER = re.compile(r"\b(?:in_out_ptr|in_ptr|out_ptr)\d+\b")
 _BEFORE, _AFTER = "_before_buffer", "_after_buffer"
 """Names of the functions that are called around the making of a buffer."""
 
@@ -45,10 +47,13 @@ def make_program(
         A function that takes its inputs in a list, which it empties.
     """
     tree = ast.parse(source)
-    kernels = [each.targets[0].id for each in tree.body if _is_kernel(each)]  # type: ignore[attr-defined]
+    kernels = [each for each in tree.body if _is_kernel(each)]
     tree.body = [each for each in tree.body if _is_wrapper(each)]
     _Watched(places).visit(tree)
-    names = _list_names(device) | dict.fromkeys(kernels, _Kernel())
+    names = _list_names(device)
+    for kernel in kernels:
+        name = kernel.targets[0].id  # type: ignore[attr-defined]
+        names[name] = _Kernel(name, ast.unparse(kernel), log.see_kernel)
     exec(compile(ast.fix_missing_locations(tree), "<inductor>", "exec"), names)
     call = names["Runner"]([]).call if "Runner" in names else names["call"]
 
@@ -140,9 +145,24 @@ class _TorchOf:
 
 
 class _Kernel:
-    """A kernel that is launched on nothing."""
+    """A kernel that is launched on nothing, and seen.
 
-    def run(self, *_arguments: Any, **_options: Any) -> None:
-        pass
+    Args:
+        name: Of the kernel.
+        source: Its code, by whose names of arguments the written ones are told.
+        see: Is given the name, the tensors that are read, and those that are written.
+    """
+
+    def __init__(self, name: str, source: str, see: Callable[..., None]) -> None:
+        self._name, self._see = name, see
+        pointers = dict.fromkeys(_POINTER.findall(source))
+        self._is_written = [not pointer.startswith("in_ptr") for pointer in pointers]
+
+    def run(self, *arguments: Any, **_options: Any) -> None:
+        """Takes tensors first, in the order of the code, and sizes."""
+        tensors = [each for each in arguments if isinstance(each, Tensor)]
+        pairs = [*zip(tensors, self._is_written, strict=False)]
+        read = [tensor for tensor, _ in pairs]
+        self._see(self._name, read, [tensor for tensor, is_written in pairs if is_written])
 
     __call__ = run

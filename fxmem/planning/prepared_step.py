@@ -192,7 +192,7 @@ def check_analysis(analysis: object) -> None:
     if analysis.setup.compile == "compiled":
         raise UsageError(
             "a plan is of eager mode, and this step is compiled",
-            hint="analyze with compile=False",
+            hint="analyze with compile=False; or fxmem.memory_budgets(analysis), --compile",
         )
     if analysis.setup.schedule:
         raise UsageError(

@@ -434,8 +434,15 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self._add_operation(EMPTY_CACHE)
         self.ledger.empty_cache()
 
+    def see_kernel(self, name: str, read: Iterable[Any], written: Iterable[Any]) -> None:
+        """Records a kernel of compiled code, which is no operator."""
+        if self.ledger.recording:
+            self._add_operation(name)
+            reads, writes = map(self._list_storages, (read, written))
+            self.operations[-1] = replace(self.operations[-1], reads=reads, writes=writes)
+
     def _add_operation(self, name: str) -> None:
-        """Records what is no operator and frees or allocates nonetheless."""
+        """Records what is no operator of PyTorch's dispatcher."""
         if self.ledger.recording:
             index = len(self.operations)
             self.operations.append(Operation(index, name, self._phase, self.ledger.node))

@@ -15,7 +15,7 @@ from fxmem.scripts.launchers import Launcher
 from fxmem.scripts.script_run import Read, ScriptRun
 from fxmem.scripts.session import EnoughSteps, Session
 from fxmem.source import find_source
-from fxmem.training.options import resolve_device
+from fxmem.training.options import resolve_compilation, resolve_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +122,7 @@ def record(
     alloc_conf: str | None = None,
     size_hint: SizeHint = None,
     compile: bool = True,
+    activation_memory_budget: float | None = None,
     world_size: int | None = None,
     rank: int = 0,
 ) -> Iterator[Recording]:
@@ -140,6 +141,7 @@ def record(
         alloc_conf: As ``PYTORCH_ALLOC_CONF``.
         size_hint: How many elements ``nonzero``, boolean masks and the like find; None for all.
         compile: Whether ``torch.compile`` compiles; False for eager figures.
+        activation_memory_budget: As for :func:`fxmem.analyze`.
         world_size: The number of processes, of which this is one.
         rank: Its rank.
 
@@ -158,7 +160,8 @@ def record(
     'cpu'
     """
     options = resolve_device(device, gpu, attention, alloc_conf, size_hint)
-    options = replace(options, compiles=compile)
+    chosen = resolve_compilation(None if compile else False, activation_memory_budget)
+    options = replace(options, compilation=chosen)
     launcher = Launcher(rank, world_size)
     launcher.script = str(find_source() or "the code")
     session = Session(options, steps, launcher, keeps_real=True)

@@ -12,7 +12,7 @@ from fxmem.scripts.launchers import Launcher
 from fxmem.scripts.script_run import Progress, ScriptRun
 from fxmem.scripts.session import EnoughSteps, Session
 from fxmem.training.failures import explain_failure
-from fxmem.training.options import resolve_device
+from fxmem.training.options import resolve_compilation, resolve_device
 
 
 def run(
@@ -27,6 +27,7 @@ def run(
     alloc_conf: str | None = None,
     size_hint: SizeHint = None,
     compile: bool = True,
+    activation_memory_budget: float | None = None,
     world_size: int | None = None,
     rank: int = 0,
     progress: Progress | None = None,
@@ -52,6 +53,7 @@ def run(
         size_hint: How many elements ``nonzero``, boolean masks and the like find; None for all.
         compile: Whether the script's own ``torch.compile`` compiles: PyTorch's compiler decides
             what the step holds. False for eager figures.
+        activation_memory_budget: As for :func:`analyze`.
         world_size: The number of processes, as ``torchrun --nproc-per-node`` starts them; the
             others need not be there. None for as many as the script starts.
         rank: The one of them that runs.
@@ -64,7 +66,8 @@ def run(
     """
     launcher = Launcher(rank, world_size)
     options = resolve_device(device, gpu, attention, alloc_conf, size_hint)
-    options = replace(options, compiles=compile)
+    chosen = resolve_compilation(None if compile else False, activation_memory_budget)
+    options = replace(options, compilation=chosen)
     session = Session(options, steps, launcher)
     if progress is not None:
         progress.describe = session.describe_progress

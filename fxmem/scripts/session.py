@@ -125,7 +125,7 @@ class Session:
             enter(watch_saved(recorder))
             if target.name == "cuda":
                 enter(translate_devices(target.device))
-            self._noted = enter(imitate_target(recorder, target, compiles=self._options.compiles))
+            self._noted = enter(imitate_target(recorder, target, self._options.compilation))
             enter(self._tracer.trace())
             self._tracer.set_phase(Phase.FORWARD)
             if target.name == "cuda":  # on the CPU, what prefetchers make stays real

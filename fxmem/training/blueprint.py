@@ -101,8 +101,7 @@ class Blueprint:
                 autocast=options.autocast_to,
                 parallelize=None if options.layout is None else self._parallelize,
                 mesh=() if options.layout is None else options.layout.mesh,
-                compiles=options.compiles,
-                compile_options=options.compile_options,
+                compilation=options.compilation,
                 forget_replaced=forget_replaced,
             )
 

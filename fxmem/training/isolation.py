@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fxmem.compiling.compiler import run_compiler
+from fxmem.compiling.compiler import Compilation, run_compiler
 from fxmem.fakes.values import answer_fake_checks
 from fxmem.kernels.cuda.present_gpu import show_gpu
 from fxmem.kernels.functions import lower_functions
@@ -173,22 +173,23 @@ def isolate_analysis(
 
 @contextlib.contextmanager
 def imitate_target(
-    recorder: Recorder, target: Backend, *, compiles: bool
+    recorder: Recorder, target: Backend, compilation: Compilation | None
 ) -> Iterator[Mapping[str, None]]:
     """Runs PyTorch's own code as on the target, and yields notes on what runs otherwise.
 
     Args:
         recorder: Records the operators.
         target: The device.
-        compiles: Whether ``torch.compile`` compiles, where fxmem can follow the release's.
+        compilation: The way ``torch.compile`` compiles, where fxmem can follow the release's; None
+            to leave the compiler out.
     """
     with (
         recorder.watch_resizing(),
         recorder.casts.watch_exits(),
         answer_fake_checks(),
         lower_functions(target) as notes,
-        run_compiler(recorder, target)
-        if compiles and is_release((2, 13))
+        run_compiler(recorder, target, compilation)
+        if compilation is not None and is_release((2, 13))
         else leave_out_compiler(recorder.notes),
         replace_inference_mode(),
     ):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from fxmem.compiling.compiler import Compilation
 from fxmem.errors import UsageError
 from fxmem.gpus import GpuModel, find_gpu
 from fxmem.kernels.cpu import CPU
@@ -57,8 +58,8 @@ class Options:
     loop: Loop = PLAIN  # around the model
     run_loop: LoopFunction = plain  # the same, to be called with the training
     frontend: str | None = None  # asked for
-    compiles: bool = True  # torch.compile compiles; else it is left out
-    compile_options: Mapping[str, Any] | None = None  # to compile the model with; None for not
+    # of torch.compile; None where it is left out
+    compilation: Compilation | None = field(default_factory=Compilation)
     layout: Layout | None = None  # on a mesh of processes; None for one process
 
     @property
@@ -140,13 +141,28 @@ def resolve_autocast(autocast: DtypeChoice, target: Backend) -> str | None:
     return strip_torch(autocast)
 
 
-def resolve_compile(compile: bool | Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Checks how a model is to be compiled; None where it is not."""
+def resolve_compilation(
+    compile: bool | Mapping[str, Any] | None, activation_memory_budget: float | None
+) -> Compilation | None:
+    """Checks how code is to be compiled; returns None for eager figures."""
+    budget = activation_memory_budget
     if not isinstance(compile, bool | Mapping | None):
         raise UsageError(
             f"compile={compile!r}", hint="True, False, or torch.compile's arguments in a dict"
         )
-    return dict(compile) if isinstance(compile, Mapping) else {} if compile else None
+    if budget is not None and not 0 <= budget <= 1:
+        raise UsageError(
+            f"activation_memory_budget={budget!r}",
+            hint="from 0 (recompute all) to 1 (PyTorch's default)",
+        )
+    if compile is False:
+        if budget is not None:
+            raise UsageError(
+                "activation_memory_budget is for compiled code", hint="leave one of them out"
+            )
+        return None
+    model = dict(compile) if isinstance(compile, Mapping) else {} if compile else None
+    return Compilation(model, budget)
 
 
 def resolve_frontend(frontend: str | None, layout: Layout | None) -> str | None:

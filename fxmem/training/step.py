@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
+from fxmem.compiling.compiler import Compilation
 from fxmem.graph import MemoryGraph
 from fxmem.kernels.registry import Backend
 from fxmem.recording.assemble import assemble_graph
@@ -49,11 +50,11 @@ def record_step(
         hints: How many elements ``nonzero`` and the like find; None to refuse them.
     """
     recorder = Recorder(target, hints, step.mesh)
-    with watch_step(recorder, target, compiles=step.compiles) as notes:
+    with watch_step(recorder, target, step.compilation) as notes:
         try:
             step = lay_out(step, recorder)
-            if step.compile_options is not None:
-                step.model.compile(**step.compile_options)
+            if step.compilation is not None and step.compilation.model is not None:
+                step.model.compile(**step.compilation.model)
             tracer = Tracer(
                 step.model,
                 recorder,
@@ -101,11 +102,11 @@ def trace_forward(
 
 @contextlib.contextmanager
 def watch_step(
-    recorder: Recorder, target: Backend, *, compiles: bool = False
+    recorder: Recorder, target: Backend, compilation: Compilation | None = None
 ) -> Iterator[Mapping[str, None]]:
     """Records a step of the analysis's own as on the target; yields notes as `imitate_target`."""
     with (
-        imitate_target(recorder, target, compiles=compiles) as notes,
+        imitate_target(recorder, target, compilation) as notes,
         watch_random_state(recorder),
         assume_counts(recorder.runner.hints, recorder.notes),
         recorder,

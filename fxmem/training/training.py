@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 
+from fxmem.compiling.compiler import Compilation
 from fxmem.errors import TraceError
 from fxmem.fakes.containers import iterate_tensors
 from fxmem.graph import Category, Phase
@@ -62,8 +63,7 @@ class Step:
     # lays the model out on a mesh of processes; None for one process
     parallelize: Callable[[nn.Module], nn.Module] | None = None
     mesh: Mesh = ()
-    compiles: bool = False  # torch.compile compiles
-    compile_options: Mapping[str, Any] | None = None  # compiles the model, laid out; None for not
+    compilation: Compilation | None = None  # None where torch.compile is left out
     # empties what the model has let go of since the step before
     forget_replaced: Callable[[], None] = lambda: None
 

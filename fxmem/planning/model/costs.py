@@ -13,6 +13,7 @@ from fxmem.gpus import GpuModel, find_gpu
 from fxmem.graph import MemoryGraph
 
 _HALVES = ("float16", "bfloat16")
+_ALLOCATING = ("aten.empty", "aten.new_empty")
 _DEFAULT_GPU = "a100-40gb"
 
 
@@ -60,7 +61,8 @@ def price_run(roofline: Roofline, operations: int, step_s: float) -> float:
 def price_operations(graph: MemoryGraph, roofline: Roofline) -> tuple[float, ...]:
     """Prices each operation of a step in seconds, by its index.
 
-    An operation that makes nothing and changes nothing, such as a view, takes none.
+    An operation that makes nothing and changes nothing, such as a view, takes none; nor does one
+    that only allocates.
     """
     made: dict[int, list[int]] = {}
     for storage in graph.storages:
@@ -73,5 +75,6 @@ def price_operations(graph: MemoryGraph, roofline: Roofline) -> tuple[float, ...
         flops_per_s = roofline.half_flops_per_s if is_half else roofline.flops_per_s
         moved_s = sum(storage.nbytes for storage in storages) / roofline.bandwidth_bytes_per_s
         least_s = max(operation.flops / flops_per_s, moved_s, roofline.launch_s)
-        prices.append(least_s if written else 0.0)
+        is_free = not written or operation.name.startswith(_ALLOCATING)
+        prices.append(0.0 if is_free else least_s)
     return tuple(prices)

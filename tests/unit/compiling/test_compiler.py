@@ -202,6 +202,38 @@ def test_code_that_the_compiler_cannot_take_runs_eagerly(monkeypatch: pytest.Mon
     assert any("could not be compiled here" in note for note in analysis.setup.notes)
 
 
+def test_a_smaller_budget_keeps_less_and_recomputes_more() -> None:
+    analysis = analyze_stack(Stack(), compile=True)
+    found = fxmem.memory_budgets(analysis, (0.3, 1.0))
+    whole, least = found.points
+    assert (whole.peak_bytes, whole.overhead) == (analysis.peak_bytes, 0.0)
+    assert least.saved_bytes < whole.saved_bytes
+    assert least.overhead > 0
+    alone = analyze_stack(Stack(), compile=True, activation_memory_budget=0.3)
+    assert alone.peak_bytes == least.peak_bytes
+    assert "torch.compile: 1 graph, activation_memory_budget 0.3." in alone.setup.notes
+    assert "activation_memory_budget  " in found.to_text()
+    assert found.to_dict()["points"][1]["peak_bytes"] == least.peak_bytes
+
+
+def test_the_code_s_own_budget_holds() -> None:
+    with torch._functorch.config.patch(activation_memory_budget=0.3):
+        own = analyze_stack(Stack(), compile=True)
+    assert "torch.compile: 1 graph, activation_memory_budget 0.3." in own.setup.notes
+
+
+def test_budgets_are_of_compiled_code() -> None:
+    eager = analyze_stack(Stack(), activation_memory_budget=0.5)
+    note = "activation_memory_budget 0.5 changes nothing: no code is compiled."
+    assert note in eager.setup.notes
+    with pytest.raises(UsageError, match="activation memory budgets are for compiled code"):
+        fxmem.memory_budgets(eager)
+    with pytest.raises(UsageError, match="activation_memory_budget is for compiled code"):
+        analyze_stack(Stack(), compile=False, activation_memory_budget=0.5)
+    with pytest.raises(UsageError, match="activation_memory_budget=2"):
+        analyze_stack(Stack(), compile=True, activation_memory_budget=2)
+
+
 def test_what_is_not_analysed_is_refused() -> None:
     with pytest.raises(UsageError, match=r"torch.compile\(backend='cudagraphs'\) is not analysed"):
         record_steps(backend="cudagraphs")
