@@ -124,6 +124,7 @@ class _Compiler:
             ):
                 self._codes.append(frame.f_code)
                 self._recompilations += entry is not None
+                self._recorder.compiling = _name_code(frame.f_code)
                 try:
                     return convert_frame(wrapper, frame, entry, *state)
                 except FxmemError:
@@ -131,6 +132,8 @@ class _Compiler:
                 except Exception as error:
                     self._note_failure(frame.f_code, error)
                     return convert.ConvertFrameReturn()
+                finally:
+                    self._recorder.compiling = ""
 
         def make_guards_inside(
             manager: Any, code: Any, graph: Any, *rest: Any, **more: Any
@@ -204,7 +207,8 @@ class _Compiler:
         for cause in map(_NOT_COUNTED.__getitem__, left_out):
             note = f"torch.compile is analysed in its default mode: {cause} are not counted."
             self._recorder.notes[note] = None
-        return settings | dict.fromkeys(left_out, False) | {"force_disable_caches": True}
+        settings |= dict.fromkeys(left_out, False)
+        return settings | {"force_disable_caches": True, "compile_threads": 1}  # no processes
 
     def _note_graph(self, reason: Any, budget: float) -> None:
         """Counts a graph, and notes where the code broke it off."""
@@ -228,9 +232,12 @@ class _Compiler:
     def _note_failure(self, code: Any, error: Exception) -> None:
         """Notes that a function could not be compiled here, and runs eagerly."""
         if NOT_COMPILED not in self._recorder.notes:
-            place = f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
-            note = f"{place} could not be compiled here: {summarize_error(error)}"
+            note = f"{_name_code(code)} could not be compiled here: {summarize_error(error)}"
             self._recorder.notes |= {NOT_COMPILED: None, note: None}
+
+
+def _name_code(code: Any) -> str:
+    return f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
 
 
 @contextlib.contextmanager

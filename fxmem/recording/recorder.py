@@ -97,6 +97,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         makes_graph: Whether the backward that runs makes a graph of its own (``create_graph=``).
         before_first: Is called before the next operator, with which a step begins.
         has_cycles: Whether code was compiled since the step began.
+        compiling: The function that is being compiled; empty for none.
         add_node: Makes a node of a module, a function and a line; None where no nodes are made.
         handlers: Are given each call in turn until one takes it; else the call is recorded.
     """
@@ -120,6 +121,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self.before_first: Callable[[], None] | None = None
         self.is_packing = self.has_cycles = False
         self.add_node: Callable[..., TracedNode | None] = lambda *_place: None
+        self.compiling = ""
         self._place: int | None = None  # the node of compiled code that runs
         self._phase = Phase.FORWARD
         self._node_operators = self._node_storages = 0

@@ -224,7 +224,8 @@ class Session:
         """Describes how far the script is."""
         operators = sum(len(step.graph.operations) for step in self.windows)
         operators += len(self._recorder.operations)
-        return f", step {len(self.windows) + 1}, {operators:,} operators"
+        compiling = self._recorder.compiling and f", compiling {self._recorder.compiling}"
+        return f", step {len(self.windows) + 1}, {operators:,} operators{compiling}"
 
     def describe(self, *, partial: bool = False) -> ScriptRun:
         """Describes the steps.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 import fxmem
 from fxmem import TraceError, UsageError
 from fxmem.scripts.recording import Recording
+from fxmem.scripts.script_run import Progress
 from fxmem.units import format_bytes
 from fxmem.versions.release import is_release
 
@@ -103,6 +105,8 @@ def test_dynamo_is_left_as_it_was(compiled: Recording) -> None:
     doubled: Any = torch.compile(double, backend="eager")
     assert torch.equal(doubled(torch.ones(2)), torch.full((2,), 2.0))
     assert record_steps().peak.nbytes == compiled.peak.nbytes
+    compilers: Any = torch._inductor.async_compile.AsyncCompile
+    assert not compilers.process_pool.cache_info().currsize
 
 
 def test_other_modes_say_what_is_not_counted() -> None:
@@ -241,3 +245,24 @@ def test_what_is_not_analysed_is_refused() -> None:
         analyze_stack(Stack(), compile="yes")
     with pytest.raises(TraceError, match="fx frontend cannot express this model: it is compiled"):
         analyze_stack(Stack(), compile=True, frontend="fx")
+
+
+def test_progress_names_the_function_that_is_compiled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    progress, told = Progress(), list[str]()
+
+    def fail(*_: Any) -> Any:
+        told.append(progress.describe())
+        raise NotImplementedError
+
+    monkeypatch.setattr("fxmem.compiling.compiler.lower_graph", fail)
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\nmodel = torch.nn.Linear(8, 8).cuda()\n"
+        "optimizer = torch.optim.SGD(model.parameters())\n"
+        "@torch.compile\ndef step(x):\n    return model(x).sum()\n"
+        "for _ in range(2):\n    step(torch.ones(8, 8).cuda()).backward()\n    optimizer.step()\n"
+    )
+    fxmem.run(str(script), steps=1, progress=progress)
+    assert told[0].endswith("operators, compiling train.py:4")
