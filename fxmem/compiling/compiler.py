@@ -34,6 +34,7 @@ from fxmem.tracing.compiled import COMPILED, NOT_COMPILED, patch_when_imported
 
 _BUDGET = "activation_memory_budget"
 _OWN_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_OWN_PACKAGE = __name__.partition(".")[0] + "."
 _BACKENDS = ("inductor", "aot_eager", "eager")
 _CONVERT = "torch._dynamo.convert_frame"
 _NOT_COUNTED = {
@@ -111,8 +112,16 @@ class _Compiler:
         rules: Any = importlib.import_module("torch._dynamo.trace_rules")
         guards: Any = importlib.import_module("torch._dynamo.guards").CheckFunctionManager
         convert_frame, make_guards = convert.CatchErrorsWrapper.__call__, guards.__init__
+        skips, goes_on = convert.FrameAction.SKIP, convert.FrameAction.DEFAULT
+
+        def skip(*, is_all: bool) -> Any:
+            """Leaves a frame alone, and what it calls if nothing of that is the code's own."""
+            strategy = convert.FrameExecStrategy(skips, skips if is_all else goes_on)
+            return convert.ConvertFrameReturn(strategy)
 
         def convert_outside(wrapper: Any, frame: Any, entry: Any, *state: Any) -> Any:
+            if str(frame.f_globals.get("__name__")).startswith(_OWN_PACKAGE):
+                return skip(is_all=frame.f_code.co_name == "__torch_dispatch__")
             has_gradients = torch.is_grad_enabled()
             with (
                 hold_process(),

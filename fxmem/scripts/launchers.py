@@ -12,8 +12,10 @@ import itertools
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from multiprocessing import get_start_method
@@ -89,7 +91,7 @@ class Launcher:
             replacements[api] = {"launch_agent": self._launch_agent}
         size = self._world_size
         place = contextlib.nullcontext() if size is None else be_rank(self._rank, size)
-        with change_items(os.environ), patch(replacements), place:
+        with change_items(os.environ), _offer_programs(), patch(replacements), place:
             yield
 
     def check_place(self) -> None:
@@ -219,6 +221,21 @@ class Launcher:
                 process.run()
 
         return start_or_be
+
+
+@contextlib.contextmanager
+def _offer_programs() -> Iterator[None]:
+    """Has a program ``nvidia-smi`` where a GPU is shown; scripts log what it prints: nothing."""
+    if shutil.which("nvidia-smi") or not torch.cuda.is_available():
+        yield
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        program = os.path.join(folder, "nvidia-smi")
+        with open(program, "w") as file:
+            file.write("#!/bin/sh\n")
+        os.chmod(program, 0o755)
+        os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), folder])
+        yield
 
 
 def _check_rank(rank: int, world_size: int) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from contextlib import AbstractContextManager
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from fxmem.fakes.reach import list_slots
 from fxmem.kernels.registry import Backend
@@ -33,9 +35,10 @@ class Moves:
         self._target = target
         self._be_silent = be_silent
         self._keeps_real = keeps_real
-        self._swapped: list[tuple[Tensor, Tensor]] = []
-        self._buffers: dict[int, tuple[nn.Module, dict[str, Any]]] = {}
-        self._gradients: dict[nn.Parameter, Tensor | None] = {}
+        # By what a program may let go of: then there is nothing to give back.
+        self._swapped: MutableMapping[Any, Tensor] = WeakTensorKeyDictionary()
+        self._buffers: MutableMapping[Any, dict[str, Any]] = WeakIdKeyDictionary(ref_type=ref)
+        self._gradients: MutableMapping[Any, Tensor | None] = WeakTensorKeyDictionary()
 
     def list_replacements(self) -> list[tuple[Any, str, Callable[..., Any]]]:
         """Lists owners, names, and functions that make a replacement of the function there."""
@@ -46,19 +49,20 @@ class Moves:
 
     def restore(self) -> None:
         """Gives modules back the tensors that they had before."""
-        while self._swapped:
-            _swap_tensors(*self._swapped.pop())
-        for module, buffers in self._buffers.values():
+        for one, other in self._swapped.items():
+            _swap_tensors(one, other)
+        for module, buffers in self._buffers.items():
             module._buffers.update(buffers)
         for parameter, gradient in self._gradients.items():
             parameter.grad = gradient
+        self._swapped.clear()
         self._buffers.clear()
         self._gradients.clear()
 
     def _move_module(self, apply: Callable[..., Any]) -> Callable[..., Any]:
         def _apply(module: Any, *args: Any, **kwargs: Any) -> Any:
             if self._keeps_real:
-                self._buffers.setdefault(id(module), (module, dict(module._buffers)))
+                self._buffers.setdefault(module, dict(module._buffers))
                 for each in module.parameters(recurse=False):
                     self._gradients.setdefault(each, each.grad)
             with self._be_silent():
@@ -73,7 +77,7 @@ class Moves:
 
     def _swap(self, one: Tensor, other: Tensor) -> None:
         if self._keeps_real and not isinstance(one, FakeTensor):
-            self._swapped.append((one, other))
+            self._swapped[one] = other
         _swap_tensors(one, other)
 
 

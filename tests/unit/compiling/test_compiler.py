@@ -77,6 +77,33 @@ def test_code_between_two_graphs_is_recorded_and_the_break_is_named(compiled: Re
     assert broken.peak.nbytes >= compiled.peak.nbytes + 64 * MIB  # tanh's result is handed over
 
 
+class Loop(nn.Module):
+    """Runs eagerly, since it breaks off in a loop, and has each layer compiled by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = self.activate(x) @ torch.ones(64, 64, device="cuda") + self.scale
+            torch._dynamo.graph_break()
+        return x.mean()
+
+    def activate(self, x: Tensor) -> Tensor:
+        return torch.sin(torch.tanh(x))
+
+
+def test_of_a_frame_that_is_left_alone_the_code_is_compiled_and_not_what_records_it() -> None:
+    with fxmem.record(gpu="h100", steps=1, compile=True) as recording:
+        model = Loop().cuda()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        torch.compile(model)(torch.ones(8, 64, device="cuda")).backward()
+        optimizer.step()
+    # The input of the first layer has no gradient, the others' have.
+    assert recording.notes == ("torch.compile: 2 graphs, 1 recompilation.",)
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_backends_that_compile_nothing_run_as_they_are(backend: str) -> None:
     recording = record_steps(backend=backend)

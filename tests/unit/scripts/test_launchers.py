@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -180,6 +181,22 @@ def test_other_processes_of_a_script_are_started(write: Write) -> None:
     script = write(text)
     fxmem.run(script, world_size=1)
     assert read_notes(script) == [{"own": False, "said": "1\n", "other": 0}]
+
+
+@pytest.mark.parametrize(("device", "there"), [("cuda", True), ("cpu", False)])
+def test_nvidia_smi_is_there_where_a_gpu_is(write: Write, device: str, there: bool) -> None:
+    text = """
+    import shutil, subprocess
+
+    found = shutil.which("nvidia-smi")
+    if found:
+        subprocess.check_output("nvidia-smi", shell=True)
+    note(found=bool(found))
+    nn.Linear(8, 8).to("cuda" if torch.cuda.is_available() else "cpu")
+    """
+    script = write(text)
+    fxmem.run(script, device=device)
+    assert read_notes(script) == [{"found": there or bool(shutil.which("nvidia-smi"))}]
 
 
 def test_accelerate_prepares_its_environment(write: Write, tmp_path: Path) -> None:

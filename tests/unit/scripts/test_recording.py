@@ -142,3 +142,12 @@ def test_an_analysis_in_recorded_code_is_no_part_of_it() -> None:
     steps, found = record(True)
     assert steps == record(False)[0]
     assert set(found) == {(alone.peak_bytes, alone.saved_bytes)}
+
+
+def test_a_module_that_the_code_lets_go_of_is_freed() -> None:
+    with fxmem.record(gpu="a100-40gb"):
+        for _ in range(2):
+            model = nn.Linear(4096, 4096).cuda()
+            model(torch.ones(8, 4096, device="cuda")).sum().backward()
+            del model
+            assert torch.cuda.memory_allocated() < 32 << 20  # cuBLAS keeps workspaces
