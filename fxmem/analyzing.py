@@ -257,7 +257,10 @@ def _note_eager(analysis: Analysis) -> Analysis:
     """Notes the peak of a compiled step in eager mode."""
     blueprint, setup = analysis.blueprint, analysis.setup
     options = replace(blueprint.options, compilation=None, frontend="record")
-    eager = analyze_again(replace(analysis, blueprint=replace(blueprint, options=options)))
+    try:
+        eager = analyze_again(replace(analysis, blueprint=replace(blueprint, options=options)))
+    except TraceError:  # flex_attention is for compiled code
+        return analysis
     peaks = (format_bytes(each.peak_bytes) for each in (eager, analysis))
     note = "Eager mode's peak is {}, that of compiled code {}.".format(*peaks)
     return replace(analysis, setup=replace(setup, notes=(*setup.notes, note)))

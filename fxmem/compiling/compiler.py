@@ -94,7 +94,7 @@ class _Compiler:
         if model is None:
             return lambda function: self.compile(function, **options)
         backend = options.get("backend", "inductor")
-        if backend not in _BACKENDS and not options.get("disable"):
+        if getattr(backend, "__name__", backend) not in _BACKENDS and not options.get("disable"):
             raise UsageError(
                 f"torch.compile(backend={backend!r}) is not analysed",
                 hint="inductor, aot_eager or eager; or eager figures: --eager, compile=False",

@@ -90,6 +90,7 @@ def _answer_inductor() -> Iterator[None]:
     devices: Any = importlib.import_module("torch._dynamo.device_interface")
     scheduler: Any = importlib.import_module("torch._inductor.scheduler")
     triton: Any = importlib.import_module("torch.utils._triton")
+    codecache: Any = importlib.import_module("torch._inductor.codecache")
     hints: Any = importlib.import_module("torch._inductor.runtime.hints")
 
     get_item = torch.Tensor.__getitem__
@@ -111,6 +112,8 @@ def _answer_inductor() -> Iterator[None]:
             devices.CudaInterface.Worker: worker,
             scheduler: {"has_triton": lambda *_: True},
             triton: {"triton_hash_with_backend": lambda *_: "none"},
+            # Templates of attention are loaded, which imports Triton, and never run.
+            codecache.PyCodeCache: {"load": lambda *_, **__: SimpleNamespace(key="", __file__="")},
             # These ask for a guard of the device, which a build for the CPU lacks.
             torch.Tensor: {
                 "__invert__": lambda tensor: aten.bitwise_not.default(tensor),

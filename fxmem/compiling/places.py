@@ -56,6 +56,8 @@ def find_places(graph: Any) -> dict[str, Place]:
     order = {node: index for index, node in enumerate(graph.graph.nodes)}
     places = {}
     for name, buffer in graph.name_to_buffer.items():
+        if type(buffer).__name__ == "MutationOutput":  # no buffer of its own
+            continue
         origins = sorted(buffer.get_origins(), key=lambda node: order.get(node, -1))
         last = buffer.get_origin_node() or (origins[-1] if origins else None)
         if last is not None:

@@ -64,6 +64,11 @@ _CAUSES = (
         "the operator {0}{at} does not run on tensors without data",
         "give it a fake kernel with torch.library.register_fake",
     ),
+    (
+        r"no rule registered for \w+ (\w+) and mode",
+        "{0}{at} runs without torch.compile, which is not analysed",
+        "compile it, and leave out --eager and compile=False",
+    ),
 )
 """Patterns of errors' texts, with the cause and the hint to print for them."""
 _ANYWHERE = (

@@ -126,13 +126,9 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ),
     ("torch._inductor.graph.GraphLowering?", "_compile_to_module", _LOWER),
     ("torch._inductor.scheduler?", "has_triton", _LOWER),
+    ("torch._inductor.codecache.PyCodeCache?", "load", _LOWER),
     ("torch.utils._triton?", "triton_hash_with_backend", _LOWER),
     ("torch.Tensor", "__invert__ copy_ __getitem__", _LOWER),
-    (
-        "torch.nn.attention.flex_attention",
-        "_validate_sdpa_input create_block_mask",
-        "refuse code that takes little memory only if it is compiled",
-    ),
     ("torch.nn.init", "_no_grad_trunc_normal_", "initialise weights that a fake cannot hold"),
     (
         "torch.nn.modules.module.Module",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import fxmem
 from fxmem import TraceError, UsageError
@@ -214,6 +215,20 @@ def test_results_that_the_loss_leaves_out_get_zeros_as_gradients() -> None:
     analysis = fxmem.analyze(Pair(), ("4096x4096",), loss=lambda out: out[1], compile=True)
     names = [each.name for each in analysis.graph.storages if each.nbytes == 64 * MIB]
     assert "zeros, the gradient of an unused output" in names
+
+
+def test_flexible_attention_keeps_its_result_and_a_row_of_sums() -> None:
+    with fxmem.record(gpu="h100", steps=2) as recording:
+        attend: Any = torch.compile(flex_attention)
+        mask = create_block_mask(lambda _b, _h, q, k: q >= k, None, None, 512, 512, device="cuda")
+        x = torch.randn(4, 8, 512, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for _ in range(3):
+            attend(x, x, x, block_mask=mask).sum().backward()
+            x.grad = None
+    kept = {s.storage: s.nbytes for s in recording.steps[-1].saved}
+    rows = 4 * 8 * 512
+    assert {4 * rows, 2 * 64 * rows} <= {*kept.values()}
+    assert sum(kept.values()) < 2 * 2.1 * 64 * rows  # x, the result and little else
 
 
 def test_a_plan_is_of_eager_mode() -> None:

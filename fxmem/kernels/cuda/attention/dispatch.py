@@ -7,7 +7,6 @@ ready in composite functions, whose locals live until they return.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend
 
-from fxmem.errors import TraceError
 from fxmem.kernels.autocast.policies import follow_autocast
 from fxmem.kernels.common.in_place import run_in_place
 from fxmem.kernels.cuda.attention.backends import (
@@ -28,8 +26,6 @@ from fxmem.kernels.cuda.attention.backends import (
 from fxmem.kernels.cuda.gpu import CUDA, current_gpu, current_state, is_on_gpu
 from fxmem.kernels.cuda.pointwise import dropout
 from fxmem.kernels.registry import OperatorCall
-from fxmem.patching import patch
-from fxmem.tracing.compiled import patch_when_imported
 from fxmem.versions.operators import aten
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -204,25 +200,3 @@ def _safe_softmax(call: OperatorCall) -> int:
     x, result = call.tensor(0), call.result
     rows = x.numel() // max(1, x.shape[int(str(call.args[1]))] if x.dim() else 1)
     return x.numel() + rows + result.element_size()
-
-
-# -- Flexible attention --
-
-_MODULE = "torch.nn.attention.flex_attention"
-
-
-@CUDA.context
-def refuse_flex_attention() -> contextlib.AbstractContextManager[None]:
-    """Makes ``torch.nn.attention.flex_attention.flex_attention`` say that it is not analysed.
-
-    It hands itself to the compiler, and without one computes with whole matrices of scores.
-    """
-    refused: dict[str, Any] = {"_validate_sdpa_input": _refuse, "create_block_mask": _refuse}
-    return patch_when_imported(_MODULE, lambda module: patch({module: refused}))
-
-
-def _refuse(*_inputs: Any, **_options: Any) -> None:
-    raise TraceError(
-        "flex_attention is compiled, and the memory of its kernels is unknown",
-        hint="use torch.nn.functional.scaled_dot_product_attention instead",
-    )
