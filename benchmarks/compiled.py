@@ -1,10 +1,10 @@
 """Compares compiled steps on the CPU with the same steps, compiled and run.
 
     python -m benchmarks.compiled [--only NAME ...] [--remeasure] [-o docs/results/compiled.md]
+    python -m benchmarks.compiled --budgets [-o docs/results/compiled_budgets.md]
 
 Each case is compiled by ``torch.compile`` with inductor's C++ backend and run for three steps in a
-process of its own, without fxmem; what the third takes is kept. A few are compiled under ten
-activation memory budgets besides.
+process of its own, without fxmem; what the third takes is kept.
 """
 
 from __future__ import annotations
@@ -119,7 +119,9 @@ def predict(name: str, step_name: str) -> dict[str, Any]:
         "eager_bytes": eager.peak_bytes,
         "compile": analysis.setup.compile,
         "notes": [
-            note for note in analysis.setup.notes if "compile" in note or "not counted" in note
+            note
+            for note in analysis.setup.notes
+            if note.startswith("torch.compile") or "not counted" in note
         ],
     }
 
@@ -190,7 +192,8 @@ def compare_cases(names: Sequence[str], steps: Sequence[str], *, anew: bool) -> 
 def main() -> None:
     """Writes the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="*", default=NAMES, help="cases; default all")
+    parser.add_argument("--only", nargs="*", help="cases; default all")
+    parser.add_argument("--budgets", action="store_true", help="of steps under memory budgets")
     parser.add_argument("--remeasure", action="store_true", help="ignore what is kept")
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--steps", nargs="*", default=MODES, help=argparse.SUPPRESS)
@@ -202,19 +205,27 @@ def main() -> None:
         if chosen := getattr(options, what):
             print(json.dumps(run_steps(run, chosen, options.steps)))
             return
-    rows = compare_cases(options.only, MODES, anew=options.remeasure)
-    chosen = [name for name in BUDGET_NAMES if name in options.only]
-    curves = compare_cases(chosen, BUDGETS, anew=options.remeasure)
+    steps = BUDGETS if options.budgets else MODES
+    names = options.only or (BUDGET_NAMES if options.budgets else NAMES)
+    rows = compare_cases(names, steps, anew=options.remeasure)
     equal = sum(row[5] == "0" for row in rows)
-    equal_budgets = sum(row[5] == "0" for row in curves)
     compared = [row[7] for row in rows if row[7]]
     headers = ["model", "step", "eager, predicted", "compiled, measured", "compiled, predicted"]
     headers += ["differs by %", "kept", "saved equal", "notes"]
-    table, budgets = (tabulate(each, headers, tablefmt="github") for each in (rows, curves))
-    page = f"""# Compiled steps on the CPU
+    table = tabulate(rows, headers, tablefmt="github")
+    command = "python -m benchmarks.compiled -o docs/results/compiled.md"
+    title, what = "Compiled steps on the CPU", ""
+    if options.budgets:
+        command = "python -m benchmarks.compiled --budgets -o docs/results/compiled_budgets.md"
+        title = "Activation memory budgets on the CPU"
+        what = """
+Ten values of `torch._functorch.config.activation_memory_budget`: the less backward may be handed,
+the more PyTorch's partitioner recomputes.
+"""
+    page = f"""# {title}
 
-{write_stamp("python -m benchmarks.compiled -o docs/results/compiled.md")}
-
+{write_stamp(command)}
+{what}
 The third step of models that `torch.compile` compiles with inductor's C++ backend, against the
 profiler's events of the same step, in bytes: {equal} of {len(rows)} peaks are equal to the byte.
 What a model of one graph saves for backward is equal in sizes in {compared.count("yes")} of
@@ -222,11 +233,6 @@ What a model of one graph saves for backward is equal in sizes in {compared.coun
 itself keeps (*kept*) are no part of the peaks.
 
 {table}
-
-Under ten values of `torch._functorch.config.activation_memory_budget`, where PyTorch's partitioner
-recomputes more, {equal_budgets} of {len(curves)} peaks are equal to the byte.
-
-{budgets}
 """
     if options.output:
         options.output.write_text(page)
