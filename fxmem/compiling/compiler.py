@@ -152,10 +152,23 @@ class _Compiler:
                 graph.torch_function_mode_stack = modes._get_current_function_mode_stack()
                 make_guards(manager, code, graph, *rest, **more)
 
+        utils: Any = importlib.import_module("torch._dynamo.utils")
+        set_modes = utils.set_torch_function_mode_stack
+
+        def set_modes_above(modes: list[Any]) -> None:
+            """Sets the modes that code has entered or left, on top of the recording's."""
+            own = [*filter(_is_own, utils.get_torch_function_mode_stack())]
+            set_modes([*own, *modes])
+
         rules.SKIP_DIRS.append(_OWN_FOLDER)  # hooks of the recording are no part of the code
         rules._recompile_re()
         try:
-            with patch({convert.CatchErrorsWrapper: {"__call__": convert_outside}}):
+            with patch(
+                {
+                    convert.CatchErrorsWrapper: {"__call__": convert_outside},
+                    utils: {"set_torch_function_mode_stack": set_modes_above},
+                }
+            ):
                 yield
         finally:
             rules.SKIP_DIRS.remove(_OWN_FOLDER)
@@ -243,6 +256,10 @@ class _Compiler:
         if NOT_COMPILED not in self._recorder.notes:
             note = f"{_name_code(code)} could not be compiled here: {summarize_error(error)}"
             self._recorder.notes |= {NOT_COMPILED: None, note: None}
+
+
+def _is_own(mode: Any) -> bool:
+    return type(mode).__module__.startswith("fxmem.")
 
 
 def _name_code(code: Any) -> str:

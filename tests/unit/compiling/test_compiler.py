@@ -220,7 +220,10 @@ def test_results_that_the_loss_leaves_out_get_zeros_as_gradients() -> None:
 def test_flexible_attention_keeps_its_result_and_a_row_of_sums() -> None:
     with fxmem.record(gpu="h100", steps=2) as recording:
         attend: Any = torch.compile(flex_attention)
-        mask = create_block_mask(lambda _b, _h, q, k: q >= k, None, None, 512, 512, device="cuda")
+        make_mask: Any = torch.compile(create_block_mask)  # which enters a mode, and leaves it
+        modes = torch.overrides._get_current_function_mode_stack()
+        mask = make_mask(lambda _b, _h, q, k: q >= k, None, None, 512, 512, device="cuda")
+        assert torch.overrides._get_current_function_mode_stack() == modes
         x = torch.randn(4, 8, 512, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         for _ in range(3):
             attend(x, x, x, block_mask=mask).sum().backward()

@@ -1,0 +1,167 @@
+"""Compiled training scripts of openai/parameter-golf, against the memory that their logs have.
+
+    python -m benchmarks.parameter_golf --sources DIR [--only NAME ...] [-o PAGE]
+
+``DIR`` holds a checkout of the repository. Each record's script runs unchanged, as one of eight
+ranks, under the release of torch that its log names (environments.py). Data and tokenizer are
+stand-ins of the same form; so is FlashAttention 3, by PyTorch's own attention.
+"""
+
+from __future__ import annotations
+
+import argparse
+import array
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tabulate import tabulate
+
+from benchmarks.environments import ENVIRONMENTS, open_folder, prepare_environment
+from benchmarks.stamp import write_time
+
+_FOLDER = "records/track_10min_16mb"
+_MIB = 1 << 20
+_TOKENIZER = """
+class SentencePieceProcessor:
+    def __init__(self, *_, **__): pass
+    def vocab_size(self): return 1024
+    def id_to_piece(self, token): return chr(97 + token % 26)
+    def is_control(self, token): return False
+    is_unknown = is_unused = is_byte = is_control
+"""
+_ATTENTION = """
+from torch.nn.functional import scaled_dot_product_attention as attend
+def flash_attn_func(q, k, v, causal=False):
+    q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+    return attend(q, k, v, is_causal=causal, enable_gqa=True).transpose(1, 2)
+"""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A record, with what its log says.
+
+    Attributes:
+        name: Of its folder.
+        release: Of torch; where the log does not say, that of another log of the same code.
+        allocated_mib: The peak of rank 0.
+        reserved_mib: The same of the reserved memory.
+        settings: Of the script, as its README or the number of parameters in its log has them.
+        script: In the folder.
+    """
+
+    name: str
+    release: str
+    allocated_mib: int
+    reserved_mib: int
+    settings: Mapping[str, str] = field(default_factory=dict)
+    script: str = "train_gpt.py"
+
+
+_FA3 = {"NUM_LAYERS": "11", "BIGRAM_VOCAB_SIZE": "2048"}
+RECORDS = (
+    Record("2026-03-17_NaiveBaseline", "2.10", 10184, 10200),
+    Record("2026-03-18_LowerLR", "2.8", 10246, 10310),
+    Record("2026-03-19_10L_MixedPrecision", "2.8", 11389, 11704, {"NUM_LAYERS": "10"}),
+    Record("2026-03-19_MLP3x_QAT_Int6_SlidingWindow", "2.9", 11188, 11490, {"MLP_MULT": "3"}),
+    Record("2026-03-19_Seq2048_FP16Emb_TunedLR", "2.8", 12108, 12414, {"MLP_HIDDEN": "1344"}),
+    Record("2026-03-19_TrainingOptSeq4096", "2.8", 7748, 8070),
+    Record("2026-03-19_smeargate_orthoinit_muonwd", "2.9", 11340, 11504, script="train_gpt_v5.py"),
+    Record("2026-03-20_10L_Int5MLP_MuonWD04_SWA50", "2.10", 18871, 18976),
+    Record(
+        "2026-03-20_11L_EfficientPartialXSA_FA3_SWA120",
+        *("2.9", 20300, 20412),
+        {**_FA3, "XSA_LAST_N": "3"},
+    ),
+    Record(
+        "2026-03-20_Int6_MLP3x_SmearGate_BigramHash_MuonWD_SWA",
+        *("2.10", 16962, 17072),
+    ),
+)
+
+
+def write_stand_ins(folder: Path) -> dict[str, str]:
+    """Writes data and modules, and returns the variables that point there."""
+    data = folder / "data"
+    data.mkdir()
+    for name, count in (("fineweb_train_000000", 2_000_000), ("fineweb_val_000000", 1_100_000)):
+        header = array.array("i", [20240520, 1, count] + [0] * 253)
+        tokens = array.array("H", [token % 1024 for token in range(count)])
+        (data / f"{name}.bin").write_bytes(header.tobytes() + tokens.tobytes())
+    (folder / "sentencepiece.py").write_text(_TOKENIZER)
+    (folder / "flash_attn_interface.py").write_text(_ATTENTION)
+    (folder / "tokenizer.model").touch()
+    paths = f"{folder}{os.pathsep}{Path(__file__).parents[1]}"
+    tokenizer = str(folder / "tokenizer.model")
+    return {"DATA_PATH": str(data), "TOKENIZER_PATH": tokenizer, "PYTHONPATH": paths}
+
+
+def predict(record: Record, sources: Path, environments: Path) -> tuple[float, float]:
+    """Predicts the peaks of allocated and reserved memory, in MiB."""
+    environment = next(each for each in ENVIRONMENTS if each.release == record.release)
+    python = prepare_environment(environment, environments)
+    with tempfile.TemporaryDirectory() as folder:
+        variables = os.environ | write_stand_ins(Path(folder)) | record.settings
+        report = Path(folder) / "report.json"
+        command = [str(python), "-m", "fxmem", "run", "--gpu", "h100", "--world-size", "8"]
+        run = subprocess.run(
+            [*command, "--steps", "2", "-o", str(report), record.script],
+            cwd=sources / _FOLDER / record.name,
+            env=variables,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if not report.exists():
+            raise RuntimeError(run.stderr.strip().splitlines()[-1])
+        found = json.loads(report.read_text())
+    return found["peak_bytes"] / _MIB, found["reserved_bytes"] / _MIB
+
+
+def main() -> None:
+    """Runs the records and writes the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sources", type=Path, required=True, help="a checkout")
+    parser.add_argument("--only", nargs="*", default=[each.name for each in RECORDS])
+    parser.add_argument("-o", "--output", type=Path)
+    options = parser.parse_args()
+    rows = []
+    with open_folder() as environments:
+        for record in (each for each in RECORDS if each.name in options.only):
+            row = [record.name, record.release, record.allocated_mib]
+            try:
+                found = predict(record, options.sources, environments)
+            except RuntimeError as error:
+                rows.append([*row, str(error)])
+            else:
+                differences = (f"{100 * (found[0] / record.allocated_mib - 1):+.1f}",)
+                reserved = record.reserved_mib, f"{found[1]:.0f}"
+                rows.append([*row, f"{found[0]:.1f}", *differences, *reserved])
+            print(*rows[-1], file=sys.stderr, flush=True)
+    headers = ["record", "torch", "allocated, MiB", "predicted", "differs by %", "reserved, MiB"]
+    page = f"""# Compiled training scripts
+
+`python -m benchmarks.parameter_golf --sources DIR -o docs/results/parameter_golf.md` at
+{write_time()}, each script under the release of torch in the table, on the CPU.
+
+Records of [openai/parameter-golf](https://github.com/openai/parameter-golf), the first by date:
+GPTs of 9 to 11 layers that `torch.compile` compiles as a whole, trained by Muon on eight H100s. The
+logs have the peaks of rank 0 after some thousand steps and an evaluation; fxmem ran two steps of
+the unchanged scripts.
+
+{tabulate(rows, [*headers, "predicted"], tablefmt="github")}
+"""
+    if options.output:
+        options.output.write_text(page)
+    else:
+        print(page)
+
+
+if __name__ == "__main__":
+    main()
