@@ -117,6 +117,16 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("torch._dynamo.guards.CheckFunctionManager?", "__init__", _COMPILE),
     ("torch._dynamo.variables.tensor.TensorVariable?", "specialize", _COMPILE),
     ("torch._dynamo.output_graph.SubgraphTracer?", "create_proxy", _COMPILE),
+    (
+        "torch.utils._python_dispatch?",
+        "_is_in_non_infra_torch_dispatch_mode _is_in_any_mode_without_ignore_compile_internals",
+        _COMPILE,
+    ),
+    (
+        "torch._functorch._aot_autograd.runtime_wrappers.AOTDispatchAutograd?",
+        "post_compile",
+        "lower backward with forward, up to 2.9",
+    ),
     ("torch._inductor.compile_fx?", "compile_fx", _LOWER),
     ("torch._dynamo.device_interface.CudaInterface?", _DEVICE, _LOWER),
     (
@@ -127,6 +137,7 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("torch._inductor.graph.GraphLowering?", "_compile_to_module", _LOWER),
     ("torch._inductor.scheduler?", "has_triton", _LOWER),
     ("torch.utils._triton?", "triton_hash_with_backend", _LOWER),
+    ("torch._subclasses.fake_tensor", "init_gpu_context", _LOWER),
     ("torch.Tensor", "__invert__ copy_ __getitem__", _LOWER),
     (
         "torch.nn.attention.flex_attention",

@@ -19,9 +19,7 @@ from torch import Tensor
 import fxmem
 from benchmarks.compiled import compare, run_apart
 from benchmarks.step import MODES
-from fxmem.versions.release import is_release
 
-pytestmark = pytest.mark.skipif(not is_release((2, 13)), reason="compiled steps need torch 2.13")
 ROWS = {
     (16, 1024): ("18.2505", "82.3755", "64.125", "82.877", "211.501"),
     (64, 256): ("18.2505", "22.2817", "4.03125", "22.7832", "31.314"),

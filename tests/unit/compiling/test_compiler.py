@@ -15,10 +15,8 @@ from fxmem import TraceError, UsageError
 from fxmem.scripts.recording import Recording
 from fxmem.scripts.script_run import Progress
 from fxmem.units import format_bytes
-from fxmem.versions.release import is_release
 
 pytestmark = [
-    pytest.mark.skipif(not is_release((2, 13)), reason="compiled steps need torch 2.13"),
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
