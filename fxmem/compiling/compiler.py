@@ -118,7 +118,9 @@ class _Compiler:
         convert: Any = importlib.import_module(_CONVERT)
         rules: Any = importlib.import_module("torch._dynamo.trace_rules")
         guards: Any = importlib.import_module("torch._dynamo.guards").CheckFunctionManager
+        graphs: Any = importlib.import_module("torch._dynamo.output_graph").OutputGraph
         modes: Any = importlib.import_module("torch.utils._python_dispatch")
+        list_inputs = graphs.example_inputs
         convert_frame, make_guards = convert.CatchErrorsWrapper.__call__, guards.__init__
 
         def convert_outside(wrapper: Any, frame: Any, entry: Any, *state: Any) -> Any:
@@ -129,7 +131,7 @@ class _Compiler:
                 torch.set_grad_enabled(has_gradients),
                 self._replace_inductor(),
                 show_gpu_to_dynamo(self._target.device),
-                patch({guards: {"__init__": make_guards_inside}, modes: _NO_MODES}),
+                patch(own),
             ):
                 self._codes.append(frame.f_code)
                 self._recompilations += entry is not None
@@ -145,6 +147,9 @@ class _Compiler:
                 finally:
                     self._recorder.compiling = ""
 
+        def list_own_inputs(graph: Any) -> list[Any]:
+            return [_make_own(each, graph.tracing_context) for each in list_inputs(graph)]
+
         def make_guards_inside(manager: Any, *parts: Any, **more: Any) -> None:
             graph = parts[1 if is_release(since=(2, 7)) else 0]  # after the code
             with resume_recording():
@@ -152,6 +157,11 @@ class _Compiler:
                 graph.torch_function_mode_stack = functions._get_current_function_mode_stack()
                 make_guards(manager, *parts, **more)
 
+        own: dict[Any, dict[str, Any]] = {
+            guards: {"__init__": make_guards_inside},
+            graphs: {"example_inputs": list_own_inputs},
+            modes: _NO_MODES,
+        }
         rules.SKIP_DIRS.append(_OWN_FOLDER)  # hooks of the recording are no part of the code
         rules._recompile_re()
         try:
@@ -204,8 +214,9 @@ class _Compiler:
         with _lower_backward_at_once(), config.patch(changes), Lowering(self._target):
             reason = getattr(graph, "compile_subgraph_reason", None)
             self._note_graph(reason, config.activation_memory_budget)
-            own = list(map(_make_own, inputs))
-            return compile_fx(graph, own, inner_compile=lower, config_patches=settings, **options)
+            return compile_fx(
+                graph, inputs, inner_compile=lower, config_patches=settings, **options
+            )
 
     def _leave_out(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Leaves out what is chosen on the device, and notes that."""
@@ -250,18 +261,18 @@ def _name_code(code: Any) -> str:
 
 @contextlib.contextmanager
 def _import_quietly() -> Iterator[None]:
-    """Imports modules of torch without the warnings about code of their own."""
-    with warnings.catch_warnings():
+    """Imports modules of torch without warnings about their own code, or processes of theirs."""
+    config: Any = importlib.import_module("torch._inductor.config")
+    with warnings.catch_warnings(), config.patch(compile_threads=1):
         warnings.simplefilter("ignore", DeprecationWarning)
         yield
 
 
-def _make_own(value: Any) -> Any:
+def _make_own(value: Any, context: Any) -> Any:
     """Makes of the recording's fake tensor one of Dynamo's, with the sizes that it takes as fixed.
 
     AOTAutograd does so from 2.11 on, and refuses to before.
     """
-    context: Any = torch._guards.TracingContext.get()
     if not isinstance(value, FakeTensor) or value.fake_mode is context.fake_mode:
         return value
     sizes = context.tensor_to_context.get(value)

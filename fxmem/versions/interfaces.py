@@ -271,7 +271,6 @@ INTERFACES = (
         "a communication hook that returns one",
     ),
     _list("torch._C._nn", "_parse_to", "read module.to(0)", "patch torch.nn.Module.to"),
-    _list_compiler("torch._guards.TracingContext", "get"),
     _list_compiler("torch._C", "_DisableAutocast"),
     _list_compiler("torch._dynamo.convert_frame", "ConvertFrameReturn"),
     _list_compiler("torch._inductor.fx_passes.joint_graph", "lazy_init"),

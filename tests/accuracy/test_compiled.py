@@ -61,6 +61,7 @@ def measure(width: int, length: int, attend: Callable[..., Tensor]) -> list[int]
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@pytest.mark.filterwarnings("ignore:Skipping serialization")
 @pytest.mark.parametrize(("width", "length"), ROWS)
 def test_compiled_attention_takes_what_was_published(width: int, length: int) -> None:
     with fxmem.record(gpu="a100-80gb", steps=100, compile=True) as recording:

@@ -19,6 +19,7 @@ from fxmem.units import format_bytes
 pytestmark = [
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
+    pytest.mark.filterwarnings("ignore:Skipping serialization"),  # 2.6, of its own settings
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
 ]
 MIB = 1 << 20
