@@ -51,6 +51,7 @@ EQUIVALENCE = """
 """.split()
 SHORT_ACCURACY = ["resnet18", "hf_bert", "lstm", "transformer_encoder"]
 SHORT_EQUIVALENCE = ["resnet18", "lstm"]
+COMPILED = ["tied_weights", "reused_module", "checkpoint_non_reentrant"]
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,8 @@ class Result:
         flops: Those whose FLOPs are those of ``torch.utils.flop_counter``.
         plans: Applied plans.
         equal: Of them, those that changed no bit.
+        compiled: Models times modes that inductor compiled for the CPU.
+        compiled_exact: Of them, those whose peak is that of the allocator's events.
         figures: Published figures that were measured with this release, or at its time.
         matching: Of them, those that were predicted, to the KiB.
         events: Allocations and frees of published traces that were recorded with this release.
@@ -94,12 +97,14 @@ class Result:
     events: int
     same: int
     differences: tuple[str, ...]
+    compiled: int = 0
+    compiled_exact: int = 0
 
     @property
     def is_good(self) -> bool:
         """Tells whether all of it holds that has to hold."""
         is_proven = self.rows == self.exact == self.saved and self.plans == self.equal > 0
-        return is_proven and not self.wrong
+        return is_proven and self.compiled == self.compiled_exact and not self.wrong
 
 
 def look_up_names() -> tuple[int, tuple[str, ...]]:
@@ -154,6 +159,8 @@ def measure_here(release: str, is_short: bool) -> Result:
             print(release, case.name, held, file=sys.stderr, flush=True)
             if held["plans"] != held["equal"] or held["plans"] == "0":
                 differences.append(f"{case.name}, {held['style']}: {held['note']}")
+    compiled = list(compare_compiled(COMPILED[:1] if is_short else COMPILED))
+    differences += [f"{row[0]} compiled, {row[1]}: {row[5:]}" for row in compiled if row[5] != "0"]
     figures = [] if is_short else list(compare_published(release))
     differences += [text for text, is_equal in figures if not is_equal]
     traces = [] if is_short else list(compare_traces(release))
@@ -175,7 +182,19 @@ def measure_here(release: str, is_short: bool) -> Result:
         events=sum(comparison.measured for comparison in traces),
         same=sum(comparison.common for comparison in traces),
         differences=tuple(differences),
+        compiled=len(compiled),
+        compiled_exact=sum(row[5] == "0" for row in compiled),
     )
+
+
+def compare_compiled(names: Sequence[str]) -> Iterator[list[Any]]:
+    """Compares steps with those that inductor compiles for the CPU; rows of that page's table."""
+    from benchmarks.compiled import compare, run_apart
+    from benchmarks.step import MODES
+
+    for name in names:
+        real, ours = (run_apart(what, name, anew=True) for what in ("measure", "predict"))
+        yield from (compare(name, mode, real[mode], ours[mode]) for mode in MODES)
 
 
 def compare_published(release: str) -> Iterator[tuple[str, bool]]:
@@ -257,6 +276,7 @@ def write_page(results: Sequence[Result], is_short: bool) -> str:
             "saved sets equal": f"{r.saved}/{r.rows}",
             "FLOPs equal": f"{r.flops}/{r.rows}",
             "plans bit-equal": f"{r.equal}/{r.plans}",
+            "compiled steps": f"{r.compiled_exact}/{r.compiled}" if r.compiled else "-",
             **({} if is_short else _write_published(r)),
             "measured at": r.measured,
         }
@@ -284,7 +304,8 @@ def _write_published(result: Result) -> dict[str, str]:
 
 def _write_legend(is_short: bool) -> str:
     models, planned = (SHORT_ACCURACY, SHORT_EQUIVALENCE) if is_short else (ACCURACY, EQUIVALENCE)
-    legend = LEGEND.format(models=len(models), planned=len(planned))
+    compiled = 1 if is_short else len(COMPILED)
+    legend = LEGEND.format(models=len(models), planned=len(planned), compiled=compiled)
     return legend.strip() + (NAMES if is_short else PUBLISHED).rstrip()
 
 
@@ -298,6 +319,8 @@ Predictions are held to measurements of that release.
   `torch.utils.flop_counter`.
 - plans: of {planned} models, applied and held against the plain model over three steps,
   bit by bit.
+- compiled steps: {compiled} of the models, compiled by inductor for the CPU, held to the profiler's
+  events of the third step.
 """
 NAMES = """
 - private names: [those](../private-interfaces.md) that fxmem relies on in that release, looked up

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from fxmem.compiling.devices import show_gpu_to_dynamo
 from fxmem.compiling.lowering import lower_graph
@@ -31,6 +32,7 @@ from fxmem.patching import hold_process, leave_recording, patch, resume_recordin
 from fxmem.recording.recorder import Recorder
 from fxmem.source import is_user_file
 from fxmem.tracing.compiled import COMPILED, NOT_COMPILED, patch_when_imported
+from fxmem.versions.release import is_release
 
 _BUDGET = "activation_memory_budget"
 _OWN_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -43,6 +45,12 @@ _NOT_COUNTED = {
     "max_autotune_gemm": "kernels that are chosen by their speed (max_autotune)",
 }
 """Settings of inductor's that are left out, with what they would take."""
+
+_NO_MODES = dict.fromkeys(
+    ("_is_in_non_infra_torch_dispatch_mode", "_is_in_any_mode_without_ignore_compile_internals"),
+    False,
+)
+"""What tells Dynamo up to 2.10 that a mode sees operators, also when it has been left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,25 +119,22 @@ class _Compiler:
         convert: Any = importlib.import_module(_CONVERT)
         rules: Any = importlib.import_module("torch._dynamo.trace_rules")
         guards: Any = importlib.import_module("torch._dynamo.guards").CheckFunctionManager
+        graphs: Any = importlib.import_module("torch._dynamo.output_graph").OutputGraph
+        modes: Any = importlib.import_module("torch.utils._python_dispatch")
+        list_inputs = graphs.example_inputs
         convert_frame, make_guards = convert.CatchErrorsWrapper.__call__, guards.__init__
-        skips, goes_on = convert.FrameAction.SKIP, convert.FrameAction.DEFAULT
-
-        def skip(*, is_all: bool) -> Any:
-            """Leaves a frame alone, and what it calls if nothing of that is the code's own."""
-            strategy = convert.FrameExecStrategy(skips, skips if is_all else goes_on)
-            return convert.ConvertFrameReturn(strategy)
 
         def convert_outside(wrapper: Any, frame: Any, entry: Any, *state: Any) -> Any:
             if str(frame.f_globals.get("__name__")).startswith(_OWN_PACKAGE):
-                return skip(is_all=frame.f_code.co_name == "__torch_dispatch__")
+                return _skip_frame(is_all=frame.f_code.co_name == "__torch_dispatch__")
             has_gradients = torch.is_grad_enabled()
             with (
                 hold_process(),
                 leave_recording(),
                 torch.set_grad_enabled(has_gradients),
-                show_gpu_to_dynamo(self._target.device),
                 self._replace_inductor(),
-                patch({guards: {"__init__": make_guards_inside}}),
+                show_gpu_to_dynamo(self._target.device),
+                patch(own),
             ):
                 self._codes.append(frame.f_code)
                 self._recompilations += entry is not None
@@ -140,34 +145,31 @@ class _Compiler:
                     raise
                 except Exception as error:
                     self._note_failure(frame.f_code, error)
-                    return convert.ConvertFrameReturn()
+                    return _skip_frame()
                 finally:
                     self._recorder.compiling = ""
 
-        def make_guards_inside(
-            manager: Any, code: Any, graph: Any, *rest: Any, **more: Any
-        ) -> None:
+        def list_own_inputs(graph: Any) -> list[Any]:
+            return [_make_own(each, graph.tracing_context) for each in list_inputs(graph)]
+
+        def make_guards_inside(manager: Any, *parts: Any, **more: Any) -> None:
+            graph = parts[1 if is_release(since=(2, 7)) else 0]  # after the code
             with resume_recording():
-                modes: Any = torch.overrides
-                graph.torch_function_mode_stack = modes._get_current_function_mode_stack()
-                make_guards(manager, code, graph, *rest, **more)
+                functions: Any = torch.overrides
+                graph.torch_function_mode_stack = functions._get_current_function_mode_stack()
+                make_guards(manager, *parts, **more)
 
-        utils: Any = importlib.import_module("torch._dynamo.utils")
-        set_modes = utils.set_torch_function_mode_stack
-
-        def set_modes_above(modes: list[Any]) -> None:
-            """Sets the modes that code has entered or left, on top of the recording's."""
-            own = [*filter(_is_own, utils.get_torch_function_mode_stack())]
-            set_modes([*own, *modes])
-
+        own: dict[Any, dict[str, Any]] = {
+            guards: {"__init__": make_guards_inside},
+            graphs: {"example_inputs": list_own_inputs},
+            modes: _NO_MODES,
+        }
         rules.SKIP_DIRS.append(_OWN_FOLDER)  # hooks of the recording are no part of the code
         rules._recompile_re()
         try:
-            with patch(
-                {
-                    convert.CatchErrorsWrapper: {"__call__": convert_outside},
-                    utils: {"set_torch_function_mode_stack": set_modes_above},
-                }
+            with (
+                _keep_own_modes(),
+                patch({convert.CatchErrorsWrapper: {"__call__": convert_outside}}),
             ):
                 yield
         finally:
@@ -182,6 +184,8 @@ class _Compiler:
         """Has inductor lower what it would compile, within."""
         with _import_quietly():
             inductor: Any = importlib.import_module("torch._inductor.compile_fx")
+            if is_release(before=(2, 11)):  # whose patterns are made once, where there is a GPU
+                importlib.import_module("torch._inductor.fx_passes.joint_graph").lazy_init()
         compile_fx = inductor.compile_fx
 
         def lower(graph: Any, inputs: Any, *rest: Any, **options: Any) -> Any:
@@ -210,11 +214,9 @@ class _Compiler:
             way = "backward" if choices.get("is_backward") else way
             return make_program(source, self._target.device, places, log, way)
 
-        # A backward that is lowered when it first runs would be part of the recording.
         changes: dict[str, Any] = {} if self._budget is None else {_BUDGET: self._budget}
-        changes |= {"force_non_lazy_backward_lowering": True, "enable_autograd_cache": False}
         settings = self._leave_out(config_patches or {})
-        with config.patch(changes), Lowering(self._target):
+        with _lower_backward_at_once(), config.patch(changes), Lowering(self._target):
             reason = getattr(graph, "compile_subgraph_reason", None)
             self._note_graph(reason, config.activation_memory_budget)
             return compile_fx(
@@ -258,8 +260,27 @@ class _Compiler:
             self._recorder.notes |= {NOT_COMPILED: None, note: None}
 
 
-def _is_own(mode: Any) -> bool:
-    return type(mode).__module__.startswith("fxmem.")
+def _skip_frame(*, is_all: bool = False) -> Any:
+    """Leaves a frame alone, and what it calls if nothing of that is the code's own."""
+    if not is_release(since=(2, 7)):
+        return None
+    types: Any = importlib.import_module("torch._dynamo.types")
+    skips, goes_on = types.FrameAction.SKIP, types.FrameAction.DEFAULT
+    strategy = types.FrameExecStrategy(skips, skips if is_all else goes_on)
+    return types.ConvertFrameReturn(strategy)
+
+
+def _keep_own_modes() -> contextlib.AbstractContextManager[None]:
+    """Has compiled code that enters or leaves a mode do so on top of the recording's modes."""
+    utils: Any = importlib.import_module("torch._dynamo.utils")
+    set_modes = utils.set_torch_function_mode_stack
+
+    def set_modes_above(modes: list[Any]) -> None:
+        every = utils.get_torch_function_mode_stack()
+        own = [mode for mode in every if type(mode).__module__.startswith(_OWN_PACKAGE)]
+        set_modes([*own, *modes])
+
+    return patch({utils: {"set_torch_function_mode_stack": set_modes_above}})
 
 
 def _name_code(code: Any) -> str:
@@ -268,7 +289,48 @@ def _name_code(code: Any) -> str:
 
 @contextlib.contextmanager
 def _import_quietly() -> Iterator[None]:
-    """Imports modules of torch without the warnings about code of their own."""
-    with warnings.catch_warnings():
+    """Imports modules of torch without warnings about their own code, or processes of theirs."""
+    config: Any = importlib.import_module("torch._inductor.config")
+    with warnings.catch_warnings(), config.patch(compile_threads=1):
         warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
+def _make_own(value: Any, context: Any) -> Any:
+    """Makes of the recording's fake tensor one of Dynamo's, with the sizes that it takes as fixed.
+
+    AOTAutograd does so from 2.11 on, and refuses to before.
+    """
+    if not isinstance(value, FakeTensor) or value.fake_mode is context.fake_mode:
+        return value
+    sizes = context.tensor_to_context.get(value)
+    source = sizes and sizes.tensor_source
+    return context.fake_mode.from_tensor(value, symbolic_context=sizes, source=source)
+
+
+@contextlib.contextmanager
+def _lower_backward_at_once() -> Iterator[None]:
+    """Has a backward lowered with its forward: when it first runs, it would be recorded.
+
+    Source: ``torch/_functorch/config.py``, which has a setting from 2.10 on. Before, it is lowered
+    where AOTAutograd would keep it for later (``AOTDispatchAutograd``).
+    """
+    config: Any = importlib.import_module("torch._functorch.config")
+    uncached = {"enable_autograd_cache": False}
+    if is_release(since=(2, 10)):
+        with config.patch(uncached | {"force_non_lazy_backward_lowering": True}):
+            yield
+        return
+    wrappers: Any = importlib.import_module("torch._functorch._aot_autograd.runtime_wrappers")
+    owner = wrappers.AOTDispatchAutograd
+    finish = owner.post_compile
+
+    def finish_both(forward: Any, backward: Any, *rest: Any, **more: Any) -> Any:
+        *_, later, options = rest
+        if backward is None:
+            with torch._C._DisableAutocast():
+                backward = options.bw_compiler(later.bw_module, later.placeholder_list)
+        return finish(forward, backward, *rest, **more)
+
+    with config.patch(uncached), patch({owner: {"post_compile": staticmethod(finish_both)}}):
         yield

@@ -42,6 +42,7 @@ def show_gpu_to_dynamo(device: torch.device) -> Iterator[None]:
     folded = calls.constant_fold_functions
     tensors: Any = importlib.import_module("torch._dynamo.variables.tensor").TensorVariable
     tracers: Any = importlib.import_module("torch._dynamo.output_graph").SubgraphTracer
+    fakes: Any = importlib.import_module("torch._subclasses.fake_tensor")
     find_fake: Any = importlib.import_module("torch._dynamo.utils").get_fake_value
     specialize, create_proxy = tensors.specialize, tracers.create_proxy
 
@@ -73,6 +74,7 @@ def show_gpu_to_dynamo(device: torch.device) -> Iterator[None]:
     on_gpu: dict[Any, dict[str, Any]] = {
         tensors: {"specialize": staticmethod(specialize_on_gpu)},
         tracers: {"create_proxy": create_on_device},
+        fakes: {"init_gpu_context": lambda _device: None},  # which allocates
     }
     before = dict(vars(torch.cuda))
     with show_gpu(current_gpu()), patch(on_gpu):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.node import map_aggregate
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_map_only
 
 from fxmem.compiling.places import Place, find_places
@@ -72,7 +73,10 @@ def _move_graph(graph: fx.Graph, inputs: Sequence[Any], device: torch.device) ->
             return tensor
         assert isinstance(tensor, FakeTensor)
         mode: FakeTensorMode = tensor.fake_mode
-        meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        with no_dispatch():  # AOTAutograd's own mode, up to 2.9
+            meta = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
+            )
         return FakeTensor(mode, meta, _GPU)
 
     for node in graph.nodes:
@@ -95,9 +99,12 @@ def _answer_inductor() -> Iterator[None]:
 
     get_item = torch.Tensor.__getitem__
 
-    def select(tensor: Tensor, index: Any) -> Tensor:
-        is_plain = type(index) is int and tensor.device.type == "cuda"
-        return aten.select.int(tensor, 0, index) if is_plain else get_item(tensor, index)
+    def select(tensor: Tensor, index: Any) -> Any:
+        if tensor.device.type == "cuda" and type(index) is int:
+            return aten.select.int(tensor, 0, index)
+        if tensor.device.type == "cuda" and isinstance(index, Tensor):
+            return aten.index.Tensor(tensor, [index])
+        return get_item(tensor, index)
 
     def copy(tensor: Tensor, *source: Any, **options: Any) -> Tensor:
         return aten.copy_.default(tensor, *source, **options)  # type: ignore[no-any-return]

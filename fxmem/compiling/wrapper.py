@@ -25,6 +25,11 @@ from fxmem.compiling.places import Direction, Place, PlaceLog
 _POINTER = re.compile(r"\b(?:in_out_ptr|in_ptr|out_ptr)\d+\b")
 _BEFORE, _AFTER = "_before_buffer", "_after_buffer"
 """Names of the functions that are called around the making of a buffer."""
+_FOR_KERNELS = (
+    *("assert_size_stride", "assert_alignment", "get_raw_stream"),
+    *("grid", "split_scan_grid", "grid_combo_kernels", "cooperative_reduction_grid"),  # 2.6
+)
+"""Functions whose results only kernels take."""
 
 
 def make_program(
@@ -114,10 +119,8 @@ def _list_names(device: torch.device) -> dict[str, Any]:
         "empty_strided_cuda": functools.partial(_allocate, device),
         "empty_strided_cpu": functools.partial(_allocate, torch.device("cpu")),
         "reinterpret_tensor": _reinterpret,
-        "assert_size_stride": lambda *_: None,
-        "assert_alignment": lambda *_: None,
-        "copy_if_misaligned": lambda tensor: tensor,
-        "get_raw_stream": lambda _index: 0,
+        **dict.fromkeys(_FOR_KERNELS, lambda *_arguments: None),
+        **dict.fromkeys(("copy_if_misaligned", "copy_misaligned"), lambda tensor: tensor),
         "__builtins__": builtins,
     }
 

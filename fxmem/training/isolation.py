@@ -23,7 +23,6 @@ from fxmem.tracing.compiled import leave_out_compiler
 from fxmem.tracing.conditions import leave_autocast
 from fxmem.training.options import Options
 from fxmem.versions.fallbacks import keeps_casts_in_inference
-from fxmem.versions.release import is_release
 
 _CUDA_SETTERS = ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state")
 
@@ -180,17 +179,16 @@ def imitate_target(
     Args:
         recorder: Records the operators.
         target: The device.
-        compilation: The way ``torch.compile`` compiles, where fxmem can follow the release's; None
-            to leave the compiler out.
+        compilation: The way ``torch.compile`` compiles; None to leave the compiler out.
     """
     with (
         recorder.watch_resizing(),
         recorder.casts.watch_exits(),
         answer_fake_checks(),
         lower_functions(target) as notes,
-        run_compiler(recorder, target, compilation)
-        if compilation is not None and is_release((2, 13))
-        else leave_out_compiler(recorder.notes),
+        leave_out_compiler(recorder.notes)
+        if compilation is None
+        else run_compiler(recorder, target, compilation),
         replace_inference_mode(),
     ):
         yield notes

@@ -116,8 +116,19 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("torch._dynamo.convert_frame.CatchErrorsWrapper?", "__call__", _COMPILE),
     ("torch._dynamo.guards.CheckFunctionManager?", "__init__", _COMPILE),
     ("torch._dynamo.utils?", "set_torch_function_mode_stack", _COMPILE),
+    ("torch._dynamo.output_graph.OutputGraph?", "example_inputs", _COMPILE),
     ("torch._dynamo.variables.tensor.TensorVariable?", "specialize", _COMPILE),
     ("torch._dynamo.output_graph.SubgraphTracer?", "create_proxy", _COMPILE),
+    (
+        "torch.utils._python_dispatch?",
+        "_is_in_non_infra_torch_dispatch_mode _is_in_any_mode_without_ignore_compile_internals",
+        _COMPILE,
+    ),
+    (
+        "torch._functorch._aot_autograd.runtime_wrappers.AOTDispatchAutograd?",
+        "post_compile",
+        "lower backward with forward, up to 2.9",
+    ),
     ("torch._inductor.compile_fx?", "compile_fx", _LOWER),
     ("torch._dynamo.device_interface.CudaInterface?", _DEVICE, _LOWER),
     (
@@ -129,6 +140,7 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("torch._inductor.scheduler?", "has_triton", _LOWER),
     ("torch._inductor.codecache.PyCodeCache?", "load", _LOWER),
     ("torch.utils._triton?", "triton_hash_with_backend", _LOWER),
+    ("torch._subclasses.fake_tensor", "init_gpu_context", _LOWER),
     ("torch.Tensor", "__invert__ copy_ __getitem__", _LOWER),
     ("torch.nn.init", "_no_grad_trunc_normal_", "initialise weights that a fake cannot hold"),
     (

@@ -16,12 +16,11 @@ from fxmem import TraceError, UsageError
 from fxmem.scripts.recording import Recording
 from fxmem.scripts.script_run import Progress
 from fxmem.units import format_bytes
-from fxmem.versions.release import is_release
 
 pytestmark = [
-    pytest.mark.skipif(not is_release((2, 13)), reason="compiled steps need torch 2.13"),
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
+    pytest.mark.filterwarnings("ignore:Skipping serialization"),  # 2.6, of its own settings
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
 ]
 MIB = 1 << 20
@@ -196,9 +195,11 @@ def test_a_model_is_compiled_however_it_is_asked_for() -> None:
 def test_buffers_lead_to_the_user_s_lines() -> None:
     graph = analyze_stack(Stack(), compile=True).graph
     saved = {each.name: each for each in graph.storages if each.category.value == "ACTIVATION"}
-    node = graph.nodes[saved["layers.1: addmm"].node or 0]
+    # Older releases keep the function too that the layer calls.
+    layer = next(name for name in ("layers.1", "layers.1.linear") if f"{name}: addmm" in saved)
+    node = graph.nodes[saved[f"{layer}: addmm"].node or 0]
     line = Stack.forward.__code__.co_firstlineno + 9
-    assert (node.name, node.source and node.source.line) == ("layers.1", line)
+    assert (node.name, node.source and node.source.line) == (layer, line)
     assert node.saved_bytes and node.forward_flops and node.backward_flops
     assert any(each.name.startswith("backward of layers.1") for each in graph.storages)
 
