@@ -54,15 +54,19 @@ def lower_graph(
     with contextlib.ExitStack() as stack:
         stack.enter_context(patch({graphs.GraphLowering: {"_compile_to_module": compile_nothing}}))
         if target.name == "cuda":
-            inputs = _move_graph(module.graph, inputs, target.device)
+            inputs = _move_graphs(module, inputs, target.device)
             stack.enter_context(show_gpu(current_gpu()))
             stack.enter_context(_answer_inductor())
         inductor.compile_fx_inner(module, inputs, **options)  # tells AOTAutograd of strides
     return lowered[-1]
 
 
-def _move_graph(graph: fx.Graph, inputs: Sequence[Any], device: torch.device) -> Sequence[Any]:
-    """Makes the graph one of tensors on the GPU, on which no operator of autograd may run.
+def _move_graphs(
+    module: fx.GraphModule, inputs: Sequence[Any], device: torch.device
+) -> Sequence[Any]:
+    """Makes a graph and those within graphs of tensors on the GPU.
+
+    No operator of autograd may run on these.
 
     Returns:
         The inputs, likewise.
@@ -79,7 +83,8 @@ def _move_graph(graph: fx.Graph, inputs: Sequence[Any], device: torch.device) ->
             )
         return FakeTensor(mode, meta, _GPU)
 
-    for node in graph.nodes:
+    graphs = [each.graph for each in module.modules() if isinstance(each, fx.GraphModule)]
+    for node in (node for graph in graphs for node in graph.nodes):
         node.meta.pop("tensor_meta", None)
         if "val" in node.meta:
             node.meta["val"] = tree_map_only(Tensor, move_tensor, node.meta["val"])

@@ -223,7 +223,9 @@ def test_flexible_attention_keeps_its_result_and_a_row_of_sums() -> None:
         attend: Any = torch.compile(flex_attention)
         make_mask: Any = torch.compile(create_block_mask)  # which enters a mode, and leaves it
         modes = torch.overrides._get_current_function_mode_stack()
-        mask = make_mask(lambda _b, _h, q, k: q >= k, None, None, 512, 512, device="cuda")
+        text = torch.zeros(512, dtype=torch.int32, device="cuda")  # of each token
+        follows = lambda _b, _h, q, k: (q >= k) & (text[q] == text[k])  # noqa: E731 - of torch's
+        mask = make_mask(follows, None, None, 512, 512, device="cuda")
         assert torch.overrides._get_current_function_mode_stack() == modes
         x = torch.randn(4, 8, 512, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         for _ in range(3):
