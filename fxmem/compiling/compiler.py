@@ -47,8 +47,8 @@ _NOT_COUNTED = {
 """Settings of inductor's that are left out, with what they would take."""
 
 _NO_MODES = dict.fromkeys(
-    ("_is_in_non_infra_torch_dispatch_mode", "_is_in_any_mode_without_ignore_compile_internals"),
-    False,
+    ("is_in_torch_dispatch_mode", "should_skip_due_to_torch_dispatch_mode"),
+    lambda **_options: False,
 )
 """What tells Dynamo up to 2.10 that a mode sees operators, also when it has been left."""
 
@@ -120,7 +120,6 @@ class _Compiler:
         rules: Any = importlib.import_module("torch._dynamo.trace_rules")
         guards: Any = importlib.import_module("torch._dynamo.guards").CheckFunctionManager
         graphs: Any = importlib.import_module("torch._dynamo.output_graph").OutputGraph
-        modes: Any = importlib.import_module("torch.utils._python_dispatch")
         list_inputs = graphs.example_inputs
         convert_frame, make_guards = convert.CatchErrorsWrapper.__call__, guards.__init__
 
@@ -162,7 +161,7 @@ class _Compiler:
         own: dict[Any, dict[str, Any]] = {
             guards: {"__init__": make_guards_inside},
             graphs: {"example_inputs": list_own_inputs},
-            modes: _NO_MODES,
+            convert: _NO_MODES,
         }
         rules.SKIP_DIRS.append(_OWN_FOLDER)  # hooks of the recording are no part of the code
         rules._recompile_re()

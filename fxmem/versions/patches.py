@@ -120,8 +120,8 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("torch._dynamo.variables.tensor.TensorVariable?", "specialize", _COMPILE),
     ("torch._dynamo.output_graph.SubgraphTracer?", "create_proxy", _COMPILE),
     (
-        "torch.utils._python_dispatch?",
-        "_is_in_non_infra_torch_dispatch_mode _is_in_any_mode_without_ignore_compile_internals",
+        "torch._dynamo.convert_frame?",
+        "is_in_torch_dispatch_mode should_skip_due_to_torch_dispatch_mode",
         _COMPILE,
     ),
     (
