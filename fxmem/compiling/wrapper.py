@@ -101,7 +101,8 @@ def _is_kernel(statement: ast.stmt) -> bool:
 
 def _is_wrapper(statement: ast.stmt) -> bool:
     """Returns whether a statement belongs to the wrapper, or names a constant of the graph."""
-    is_constant = isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant)
+    literals = ast.Constant, ast.Dict  # a dict has the sizes of a kernel's blocks, up to 2.6
+    is_constant = isinstance(statement, ast.Assign) and isinstance(statement.value, literals)
     is_call = isinstance(statement, ast.FunctionDef) and statement.name == "call"
     return is_constant or is_call or isinstance(statement, ast.ClassDef)
 
