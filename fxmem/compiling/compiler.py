@@ -39,6 +39,7 @@ _OWN_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _OWN_PACKAGE = __name__.partition(".")[0] + "."
 _BACKENDS = ("inductor", "aot_eager", "eager")
 _CONVERT = "torch._dynamo.convert_frame"
+_EVALUATE = "torch._dynamo.eval_frame"
 _NOT_COUNTED = {
     "triton.cudagraphs": "pools of CUDA graphs (mode='reduce-overhead')",
     "max_autotune": "kernels that are chosen by their speed (max_autotune)",
@@ -167,6 +168,7 @@ class _Compiler:
         rules._recompile_re()
         try:
             with (
+                self._excuse_failures(),
                 _keep_own_modes(),
                 patch({convert.CatchErrorsWrapper: {"__call__": convert_outside}}),
             ):
@@ -175,9 +177,25 @@ class _Compiler:
             rules.SKIP_DIRS.remove(_OWN_FOLDER)
             rules._recompile_re()
             # Code that is compiled for the recording goes with it.
-            reset_code: Any = importlib.import_module("torch._dynamo.eval_frame").reset_code
+            reset_code: Any = importlib.import_module(_EVALUATE).reset_code
             for code in self._codes:
                 reset_code(code)
+
+    def _excuse_failures(self) -> contextlib.AbstractContextManager[None]:
+        """Has a function with ``fullgraph=True`` run eagerly that cannot be compiled here.
+
+        From 2.12 on, Dynamo counts the frames that are compiled, and complains of none.
+        """
+        name, owner = "set_fullgraph_compiled_frame_count", importlib.import_module(_EVALUATE)
+        set_count = getattr(owner, name, None)
+        if set_count is None:
+            return contextlib.nullcontext()
+
+        def set_and_excuse(count: int) -> int:
+            before: int = set_count(count)
+            return before or int(count == -1 and NOT_COMPILED in self._recorder.notes)
+
+        return patch({owner: {name: set_and_excuse}})
 
     def _replace_inductor(self) -> contextlib.AbstractContextManager[None]:
         """Has inductor lower what it would compile, within."""
