@@ -28,7 +28,7 @@ class Records:
     def __init__(
         self, symbolic: Recording | FxmemError | Callable[[], Recording], frontend: str | None
     ) -> None:
-        names = "layout", "size_hint", "target", "hints", "compiles"
+        names = "layout", "size_hint", "target", "hints", "compilation"
         self.options = SimpleNamespace(frontend=frontend, **dict.fromkeys(names))
         self.symbolic = symbolic
         self.asked: list[bool] = []

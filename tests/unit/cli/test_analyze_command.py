@@ -138,6 +138,7 @@ def test_options_reach_analyze(calls: list[tuple[tuple[Any, ...], dict[str, Any]
         "alloc_conf": "expandable_segments:True",
         "frontend": "record",
         "compile": True,
+        "activation_memory_budget": None,
         "size_hint": 7,
         "mesh": {"dp": 8, "tp": 4},
         "parallelize": "train.py:parallelize",
