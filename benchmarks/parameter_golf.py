@@ -49,7 +49,7 @@ class Record:
 
     Attributes:
         name: Of its folder.
-        release: Of torch; where the log does not say, that of another log of the same code.
+        release: Of torch; where the log does not say, that of another log of its time.
         allocated_mib: The peak of rank 0.
         reserved_mib: The same of the reserved memory.
         settings: Of the script, as its README or the number of parameters in its log has them.
@@ -145,7 +145,8 @@ def main() -> None:
                 rows.append([*row, f"{found[0]:.1f}", *differences, *reserved])
             print(*rows[-1], file=sys.stderr, flush=True)
     headers = ["record", "torch", "allocated, MiB", "predicted", "differs by %", "reserved, MiB"]
-    command = " ".join(["python -m benchmarks.parameter_golf", *sys.argv[1:]])
+    only = "" if len(rows) == len(RECORDS) else f" --only {' '.join(options.only)}"
+    command = f"python -m benchmarks.parameter_golf --sources DIR{only}"
     page = f"""# Compiled training scripts
 
 `{command}` at {write_time()}, each script

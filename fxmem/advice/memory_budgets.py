@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fxmem.analysis import Analysis
 from fxmem.analyzing import analyze_again
 from fxmem.errors import UsageError
-from fxmem.graph import Category
 from fxmem.planning.prepared_step import price_change
 from fxmem.report.blocks import Block, Heading, Paragraph
 from fxmem.report.result import Result
@@ -21,7 +20,6 @@ from fxmem.units import format_bytes
 
 SCHEMA_VERSION = 1
 BUDGETS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0)
-_OWN = (Category.PARAMETER, Category.BUFFER, Category.INPUT)
 _COLUMNS = ("activation_memory_budget", "peak", "of the step's", "saved for backward")
 _COSTS = ("added time", "added FLOPs")
 
@@ -50,7 +48,7 @@ class MemoryBudgets(Result):
     """A compiled step under several budgets, the largest first.
 
     Attributes:
-        points: One for each budget.
+        points: One for each budget, the first for 1.
         setup: Of the step.
     """
 
@@ -98,7 +96,8 @@ def memory_budgets(analysis: Analysis, budgets: Sequence[float] = BUDGETS) -> Me
 
     Args:
         analysis: Of a step that is compiled.
-        budgets: Shares of the activations that the compiler keeps by default, from 0 to 1.
+        budgets: Shares of the activations that the compiler keeps by default, from 0 to 1; 1 is
+            compiled too, for the others to be compared with.
 
     Raises:
         UsageError: The step is not compiled, or a budget is not such a share.
@@ -107,9 +106,12 @@ def memory_budgets(analysis: Analysis, budgets: Sequence[float] = BUDGETS) -> Me
         raise UsageError("activation memory budgets are for compiled code", hint="compile=True")
     if analysis.setup.mode != "train":
         raise UsageError("inference keeps no activations", hint="mode='train'")
-    recorded = {budget: _record(analysis, budget) for budget in sorted({1.0, *budgets})[::-1]}
-    chosen = [*dict.fromkeys(sorted(budgets)[::-1])]
-    return MemoryBudgets(tuple(_describe(chosen, recorded)), analysis.setup)
+    whole, points = _record(analysis, 1.0), list[MemoryBudget]()
+    for budget in sorted({1.0, *budgets}, reverse=True):
+        step = whole if budget == 1 else _record(analysis, budget)
+        overheads = price_change(whole, step)
+        points.append(MemoryBudget(budget, step.peak_bytes, step.saved_bytes, *overheads))
+    return MemoryBudgets(tuple(points), analysis.setup)
 
 
 def _record(analysis: Analysis, budget: float) -> Analysis:
@@ -119,11 +121,3 @@ def _record(analysis: Analysis, budget: float) -> Analysis:
     compilation = resolve_compilation(compilation.model, budget)
     options = replace(blueprint.options, compilation=compilation)
     return analyze_again(replace(analysis, blueprint=replace(blueprint, options=options)))
-
-
-def _describe(budgets: Sequence[float], recorded: dict[float, Analysis]) -> Iterator[MemoryBudget]:
-    for budget in budgets:
-        step = recorded[budget]
-        saved = {s.storage: s.nbytes for s in step.saved if s.category not in _OWN}
-        overheads = price_change(recorded[1.0], step)
-        yield MemoryBudget(budget, step.peak_bytes, sum(saved.values()), *overheads)

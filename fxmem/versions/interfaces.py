@@ -272,7 +272,7 @@ INTERFACES = (
     ),
     _list("torch._C._nn", "_parse_to", "read module.to(0)", "patch torch.nn.Module.to"),
     _list_compiler("torch._C", "_DisableAutocast"),
-    _list_compiler("torch._dynamo.convert_frame", "ConvertFrameReturn"),
+    _list_compiler("torch._dynamo.types", "FrameAction FrameExecStrategy ConvertFrameReturn"),
     _list_compiler("torch._inductor.fx_passes.joint_graph", "lazy_init"),
     _list_compiler("torch._inductor.compile_fx", "compile_fx compile_fx_inner"),
     _list_compiler("torch._inductor.select_algorithm", "extern_kernels"),

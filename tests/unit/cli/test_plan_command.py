@@ -13,6 +13,7 @@ from hand_made import make_analysis
 from hand_made_plans import make_front, make_plan
 
 import fxmem
+from fxmem.advice.memory_budgets import MemoryBudget, MemoryBudgets
 from fxmem.cli import main
 from fxmem.errors import InfeasibleError
 from fxmem.finding import Finding
@@ -95,6 +96,21 @@ def test_advice_stands_in_place_of_the_table_and_follows_a_plan(
     plan = capsys.readouterr().out
     assert main([*ONE, "--advice"]) == 0
     assert capsys.readouterr().out.startswith(f"{plan}\nOther ways to lower the peak of ")
+
+
+def test_compile_lists_budgets_of_the_compiled_model(
+    calls: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = MemoryBudget(1.0, 4 << 20, 2 << 20, 0.0, 0.0), MemoryBudget(0.5, 3 << 20, 0, 0.1, 0.2)
+    budgets = MemoryBudgets(points, make_analysis().setup)
+    monkeypatch.setattr(fxmem, "memory_budgets", lambda _: budgets)
+    assert main([*COMMAND, "--compile"]) == 0
+    assert calls["analyze"][1]["compile"] is True
+    out = capsys.readouterr().out
+    assert out.startswith("Peak 4.00 MiB compiled, with recomputation down to 3.00 MiB\n")
+    assert "75.0 %" in out
+    with pytest.raises(SystemExit, match="2"):
+        main([*COMMAND, "--compile", "--budget", "1GiB"])
 
 
 def test_json_is_the_plan_or_a_list_of_them(capsys: pytest.CaptureFixture[str]) -> None:
