@@ -255,10 +255,9 @@ def describe_setup(
 
 def _note_eager(analysis: Analysis) -> Analysis:
     """Notes the peak of a compiled step in eager mode."""
-    blueprint, setup = analysis.blueprint, analysis.setup
-    options = replace(blueprint.options, compilation=None, frontend="record")
+    setup = analysis.setup
     try:
-        eager = analyze_again(replace(analysis, blueprint=replace(blueprint, options=options)))
+        eager = analyze_again(analysis, compilation=None, frontend="record")
     except TraceError:  # flex_attention is for compiled code
         return analysis
     peaks = (format_bytes(each.peak_bytes) for each in (eager, analysis))
@@ -301,13 +300,18 @@ def _describe_layout(layout: Layout | None) -> dict[str, Any]:
     return {"mesh": dict(layout.mesh), "parallelize": parallelize, "rank": layout.rank}
 
 
-def analyze_again(analysis: Analysis) -> Analysis:
-    """Records an analysed step again, with its model as it has been changed since."""
-    blueprint, options = analysis.blueprint, analysis.blueprint.options
-    layout = options.layout
+def analyze_again(analysis: Analysis, **changes: Any) -> Analysis:
+    """Records an analysed step again, with its model as it has been changed since.
+
+    ``changes`` are options that differ, by their names in :class:`Options`.
+    """
+    options = replace(analysis.blueprint.options, **changes)
+    blueprint, layout = replace(analysis.blueprint, options=options), options.layout
     with isolate_analysis(layout and layout.parallelize, options=options, layout=layout):
         recording = record_blueprint(blueprint, analysis.setup.inputs).recording
-    return replace(analysis, graph=recording.graph, fx_graph=recording.fx_graph)
+    return replace(
+        analysis, graph=recording.graph, fx_graph=recording.fx_graph, blueprint=blueprint
+    )
 
 
 def trace_model(

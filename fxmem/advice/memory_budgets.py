@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from fxmem.analysis import Analysis
@@ -115,9 +115,6 @@ def memory_budgets(analysis: Analysis, budgets: Sequence[float] = BUDGETS) -> Me
 
 
 def _record(analysis: Analysis, budget: float) -> Analysis:
-    blueprint = analysis.blueprint
-    compilation = blueprint.options.compilation
+    compilation = analysis.blueprint.options.compilation
     assert compilation is not None
-    compilation = resolve_compilation(compilation.model, budget)
-    options = replace(blueprint.options, compilation=compilation)
-    return analyze_again(replace(analysis, blueprint=replace(blueprint, options=options)))
+    return analyze_again(analysis, compilation=resolve_compilation(compilation.model, budget))

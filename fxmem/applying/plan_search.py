@@ -278,16 +278,14 @@ def list_ways(plans: RankPlans) -> Iterator[tuple[str, Plan | CheckpointPrice]]:
 
 def _price_operators(analysis: Analysis) -> CheckpointPrice | None:
     """Prices checkpoints that keep every second product and attention; None where they fail."""
-    blueprint = analysis.blueprint
-    layout = blueprint.options.layout
+    layout = analysis.blueprint.options.layout
 
     def parallelize(model: nn.Module, mesh: Any) -> nn.Module:
         checkpoint_blocks(model, "ops")
         return parallelize_model(model, load_choice(layout.parallelize), mesh)
 
-    options = replace(blueprint.options, layout=replace(layout, parallelize=parallelize))
     try:
-        changed = analyze_again(replace(analysis, blueprint=replace(blueprint, options=options)))
+        changed = analyze_again(analysis, layout=replace(layout, parallelize=parallelize))
     except FxmemError:
         return None
     return CheckpointPrice("by operator", changed.peak_bytes, *price_change(analysis, changed))
