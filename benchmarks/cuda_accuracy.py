@@ -100,7 +100,9 @@ def find_case(name: str) -> CudaCase:
 def build_model(name: str) -> nn.Module:
     """The model of a case; fxmem calls it where parameters take no memory."""
     case = find_case(name)
-    return case.build(case.batch).model()
+    model = case.build(case.batch).model()
+    case.compile_model(model)
+    return model
 
 
 @contextmanager
@@ -132,6 +134,7 @@ def predict(name: str, machine: Result) -> Analysis:
             autocast=None if case.precision == "fp32" else case.precision,
             optimizer=OPTIMIZERS[case.optimizer],
             alloc_conf="",
+            activation_memory_budget=case.activation_memory_budget,
         )
 
 

@@ -5,7 +5,7 @@ Sizes are those of real use, unlike in ``benchmarks.models``, whose steps run on
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,6 +16,13 @@ from benchmarks.cases import Case, hugging_face, ids, image, timm_model, vision
 
 Precision = Literal["fp32", "bf16", "fp16"]
 """Without autocast, under bf16 autocast, under fp16 autocast with a gradient scaler."""
+
+Compiled = Literal["", "model", "blocks", "budget 0.2", "budget 0.5", "mode reduce-overhead"]
+"""How ``torch.compile`` is used: the whole model, also under an activation memory budget or in a
+mode, or the blocks in :data:`BLOCKS`."""
+
+BLOCKS = {"gpt2": ("transformer.h",), "llama": ("model.layers",), "vit_b_16": ("encoder.layers",)}
+"""The modules whose children are compiled one by one, by the name of the model."""
 
 GPT2: dict[str, Any] = {"n_layer": 12, "n_embd": 768, "n_head": 12}
 BERT: dict[str, Any] = {"num_hidden_layers": 12}
@@ -41,6 +48,7 @@ class CudaCase:
         optimizer: ``sgd``, ``adam`` (foreach, as is torch's default), ``adam-fused``, or None
             for inference.
         traced: Whether every event of the allocator is written down.
+        compiled: See :data:`Compiled`; empty for an eager step.
     """
 
     build: Callable[[int], Case]
@@ -48,12 +56,30 @@ class CudaCase:
     precision: Precision = "fp32"
     optimizer: str | None = "adam"
     traced: bool = False
+    compiled: Compiled = ""
 
     @property
     def name(self) -> str:
         """Unique among :data:`CUDA_CASES`."""
         parts = (self.build(self.batch).name, f"b{self.batch}", self.precision)
-        return "-".join((*parts, self.optimizer or "infer"))
+        compiled = [f"compiled {self.compiled}".replace(" ", "_")] if self.compiled else []
+        return "-".join((*parts, self.optimizer or "infer", *compiled))
+
+    @property
+    def activation_memory_budget(self) -> float | None:
+        """What inductor is told, where it is."""
+        kind, _, argument = self.compiled.partition(" ")
+        return float(argument) if kind == "budget" else None
+
+    def compile_model(self, model: nn.Module) -> None:
+        """Compiles the model as the case has it."""
+        kind, _, argument = self.compiled.partition(" ")
+        if kind == "blocks":
+            for name in BLOCKS[self.build(self.batch).name]:
+                for block in model.get_submodule(name).children():
+                    block.compile()
+        elif kind:
+            model.compile(mode=argument if kind == "mode" else None)
 
 
 def _vision(name: str, size: int = 224, **kwargs: Any) -> Callable[[int], Case]:
@@ -102,6 +128,10 @@ def _gru(batch: int) -> Case:
 
 def _own(name: str, model: Callable[[], nn.Module], *shape: int) -> Callable[[int], Case]:
     return lambda batch: Case(name, model, (image(batch, *shape),))
+
+
+def _flex(batch: int) -> Case:
+    return Case("flex_attention", own.FlexDecoder, (ids(batch, 1024, high=8192),))
 
 
 _RESNET50, _VIT = _vision("resnet50"), _vision("vit_b_16")
@@ -154,7 +184,23 @@ def list_cases() -> tuple[CudaCase, ...]:
             CudaCase(build, batch * 2, "bf16", "adam"),
             CudaCase(build, max(1, batch // 4), "bf16", "adam"),
         ]
-    return tuple(cases)
+    return (*cases, *_list_compiled_cases())
+
+
+def _list_compiled_cases() -> Iterator[CudaCase]:
+    for build, batch in MODELS:
+        if build not in (_lstm, _gru):  # Dynamo leaves cuDNN's recurrent layers alone
+            yield CudaCase(build, batch, "bf16", "adam-fused", compiled="model")
+    for build, batch in ((_gpt2, 8), (_llama, 2), (_VIT, 32)):
+        traced = build is _gpt2
+        yield CudaCase(build, batch, "fp32", "adam", traced, compiled="model")
+        yield CudaCase(build, batch, "bf16", "adam", traced, compiled="blocks")
+        yield CudaCase(build, batch, "bf16", "adam", compiled="budget 0.5")
+        yield CudaCase(build, batch, "bf16", "adam", compiled="budget 0.2")
+        yield CudaCase(build, batch, "bf16", None, compiled="model")
+    yield CudaCase(_RESNET50, 32, "fp32", "sgd", traced=True, compiled="model")
+    yield CudaCase(_gpt2, 8, "bf16", "adam", compiled="mode reduce-overhead")
+    yield CudaCase(_flex, 8, "bf16", "adam", traced=True, compiled="model")
 
 
 CUDA_CASES = list_cases()

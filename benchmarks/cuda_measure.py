@@ -1,9 +1,11 @@
 """Measures real steps on a GPU: peaks, and for some models every event of the allocator.
 
     python -m benchmarks.cuda_measure [--out tests/data/cuda] [--only TEXT] [--minutes 9]
+        [--shard I/N]
 
 Needs torch with CUDA and nothing of fxmem; runs under torch 2.11 to 2.13. Cases that are in the
-output already are left alone, so that a run that was cut off goes on where it stopped.
+output already are left alone, so that a run that was cut off goes on where it stopped. With
+``--shard``, N processes share the GPU: what a process takes outside the allocator is then unknown.
 """
 
 from __future__ import annotations
@@ -43,6 +45,9 @@ class CudaStep:
         built = case.build(case.batch)
         self.case = case
         self.model = built.model().train(case.optimizer is not None).to(DEVICE)
+        torch._dynamo.reset()
+        torch._functorch.config.activation_memory_budget = case.activation_memory_budget or 1.0
+        case.compile_model(self.model)
         self.args, self.kwargs = _to_device(built.inputs())
         self.optimizer = _make_optimizer(case.optimizer, self.model)
         # The usual scale overflows in float16: the first steps would be skipped, without states.
@@ -107,10 +112,11 @@ def _make_optimizer(name: str | None, model: torch.nn.Module) -> torch.optim.Opt
     return torch.optim.Adam(model.parameters(), lr=1e-4, fused=name == "adam-fused" or None)
 
 
-def measure_case(case: CudaCase) -> Result:
+def measure_case(case: CudaCase, alone: bool = True) -> Result:
     """Peaks of the first and the second step, phase by phase.
 
-    ``skipped`` says that the scaler left the optimizer out, as gradients were not finite.
+    Where the process is ``alone`` on the GPU, what it takes outside the allocator too. ``skipped``
+    says that the scaler left the optimizer out, as gradients were not finite.
     """
     with _clean_device():
         before = torch.cuda.memory_allocated()
@@ -123,8 +129,9 @@ def measure_case(case: CudaCase) -> Result:
         step.release()
         result["between_steps_bytes"] = torch.cuda.memory_allocated()
         result["second"] = _measure_step(step)
-        free, total = torch.cuda.mem_get_info()
-        result["outside_the_allocator_bytes"] = total - free - torch.cuda.memory_reserved()
+        if alone:
+            free, total = torch.cuda.mem_get_info()
+            result["outside_the_allocator_bytes"] = total - free - torch.cuda.memory_reserved()
         result["skipped"] = step.scaler is not None and step.scaler.get_scale() < SCALE
         return result
 
@@ -181,7 +188,7 @@ def trace_case(case: CudaCase) -> Result:
         finally:
             torch.cuda.memory._record_memory_history(None)
         step.release()
-        operators = _profile_step(step)
+        operators = [] if step.case.compiled else _profile_step(step)
     lines: dict[str, int] = {}
     events = [
         [e["action"], e["addr"], e["size"], lines.setdefault(_innermost_line(e), len(lines))]
@@ -293,31 +300,36 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("tests/data/cuda"))
     parser.add_argument("--only", default="", help="cases whose name has this text")
     parser.add_argument("--minutes", type=float, default=9.0, help="stop after so long")
+    parser.add_argument("--shard", default="0/1", help="which part of the cases, of how many")
     options = parser.parse_args()
+    shard, shards = map(int, options.shard.split("/"))
     deadline = time.monotonic() + 60 * options.minutes
     torch.zeros(1, device=DEVICE)
     machine = describe_machine()
     slug = f"{machine['gpu']}-torch{machine['torch']}".replace(" ", "-").replace("+", "-")
     folder = options.out / slug
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "machine.json").write_text(json.dumps(machine, indent=1) + "\n")
-    for case in sorted(CUDA_CASES, key=lambda case: not case.traced):
+    if not (about := folder / "machine.json").exists():  # the first process was alone
+        about.write_text(json.dumps(machine, indent=1) + "\n")
+    ordered = sorted(CUDA_CASES, key=lambda case: (not case.traced, not case.compiled))
+    cases = ordered[shard::shards]
+    for case in cases:
         target = folder / f"{case.name}.json.gz"
         if options.only not in case.name or target.exists():
             continue
         if time.monotonic() > deadline:
             print("out of time; run again for the rest")
             return
-        result = {"name": case.name, **_measure_or_explain(case)}
+        result = {"name": case.name, **_measure_or_explain(case, shards == 1)}
         with gzip.GzipFile(target, "wb", mtime=0) as file:
             file.write(json.dumps(result).encode())
         second = result.get("second", {})
         print(case.name, second.get("peak_bytes"), second.get("peak_reserved_bytes"), flush=True)
 
 
-def _measure_or_explain(case: CudaCase) -> Result:
+def _measure_or_explain(case: CudaCase, alone: bool = True) -> Result:
     try:
-        result = measure_case(case)
+        result = measure_case(case, alone)
         if case.traced:
             result["trace"] = trace_case(case)
         return result

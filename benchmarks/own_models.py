@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.cases import import_torchvision
@@ -260,6 +261,48 @@ class HandRolledRNN(nn.Module):
             state = self.cell(x[:, t], state)
             outputs[:, t] = state
         return outputs
+
+
+class FlexBlock(nn.Module):
+    """Causal attention within a window as `flex_attention` has it, and an MLP."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = mlp(width, 4 * width)
+
+    def forward(self, x: torch.Tensor, mask: BlockMask) -> torch.Tensor:
+        parts = self.qkv(self.norms[0](x)).chunk(3, dim=-1)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+        attended = flex_attention(q, k, v, block_mask=mask)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        return x + self.mlp(self.norms[1](x))
+
+
+class FlexDecoder(nn.Module):
+    """A decoder with `flex_attention`, which a GPU runs in one kernel where it is compiled."""
+
+    def __init__(self, vocabulary: int = 8192, width: int = 768, depth: int = 4) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList(FlexBlock(width, 12) for _ in range(depth))
+        self.head = nn.Linear(width, vocabulary)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        length = tokens.shape[1]
+        mask = create_block_mask(_is_seen, None, None, length, length, device=tokens.device)
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x, mask)
+        return self.head(x)
+
+
+def _is_seen(
+    batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
+) -> torch.Tensor:
+    return (query >= key) & (query - key < 256)
 
 
 class Bag(nn.Module):

@@ -146,7 +146,7 @@ def test_what_is_measured_is_what_is_compared(
 def test_what_went_wrong_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "SCALE", 2.0**17)  # more than float16 can hold: steps are skipped
     assert measure.measure_case(make_case("fp16"))["skipped"]
-    monkeypatch.setattr(measure, "measure_case", lambda case: 1 // 0)
+    monkeypatch.setattr(measure, "measure_case", lambda *_: 1 // 0)
     found = measure._measure_or_explain(make_case())
     assert found["error"].endswith("ZeroDivisionError: integer division or modulo by zero\n")
 
