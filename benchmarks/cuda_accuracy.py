@@ -31,6 +31,7 @@ from benchmarks.cuda_cases import CUDA_CASES, CudaCase
 from benchmarks.cuda_measure import SCHEMA, Result
 from benchmarks.cuda_trace import describe_trace
 from fxmem.analysis import Analysis
+from fxmem.gpus import find_gpu
 from fxmem.graph import Phase
 from fxmem.kernels.cuda.gpu import Gpu, count_threads
 from fxmem.memory.allocation import _list_events, replay
@@ -114,6 +115,7 @@ def use_machine(machine: Result) -> Iterator[None]:
         cudnn_version=machine["cudnn"],
         multiprocessors=machine["multiprocessors"],
         threads_per_multiprocessor=count_threads(capability),
+        model=find_gpu(machine["gpu"]),
     )
     with mock.patch.object(options, "describe_gpu", lambda _: gpu):
         yield
@@ -152,7 +154,8 @@ def list_measured_figures(result: Result) -> Figures:
     figures["between steps"] = result["between_steps_bytes"]
     for phase, values in result["second"]["phases"].items():
         figures[phase] = values["allocated_bytes"]
-    return figures
+    own = [name for name in figures if not name.endswith("reserved")]
+    return figures | {name: figures[name] - result["before_bytes"] for name in own}
 
 
 def list_predicted_figures(analysis: Analysis) -> Figures:
@@ -178,8 +181,13 @@ def list_predicted_figures(analysis: Analysis) -> Figures:
     for kind, values in samples.items():
         figures[f"second {kind}"] = max(values[first - 1 :])
     figures["between steps"] = profile.allocated_bytes[first - 1]
+    trains = any(event.phase is Phase.BACKWARD for event in events)
+    after = dict.fromkeys(PHASES.values() if trains else ("forward",))
     for event, allocated in zip(events[first:], profile.allocated_bytes[first:], strict=True):
-        figures[PHASES[event.phase]] = allocated
+        after[PHASES[event.phase]] = allocated
+    at = figures["between steps"]
+    for phase, allocated in after.items():  # some allocate nothing
+        at = figures[phase] = at if allocated is None else allocated
     return figures
 
 

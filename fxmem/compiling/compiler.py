@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from fxmem.compiling.devices import show_gpu_to_dynamo
 from fxmem.compiling.lowering import lower_graph
+from fxmem.compiling.padding import answer_benchmarks
 from fxmem.compiling.places import Direction, PlaceLog
 from fxmem.compiling.wrapper import make_program
 from fxmem.errors import FxmemError, UsageError, summarize_error
@@ -233,7 +234,12 @@ class _Compiler:
 
         changes: dict[str, Any] = {} if self._budget is None else {_BUDGET: self._budget}
         settings = self._leave_out(config_patches or {})
-        with _lower_backward_at_once(), config.patch(changes), Lowering(self._target):
+        with (
+            _lower_backward_at_once(),
+            config.patch(changes),
+            Lowering(self._target),
+            answer_benchmarks(self._target),
+        ):
             reason = getattr(graph, "compile_subgraph_reason", None)
             self._note_graph(reason, config.activation_memory_budget)
             return compile_fx(

@@ -37,6 +37,7 @@ _EAGER = "run eagerly what would be compiled"
 _INFERENCE = "run inference mode so that a TorchDispatchMode sees operators"
 _REAL = "keep batches real"
 _JOIN = "be one rank of a process group whose other ranks are not there"
+_PAD = "answer which matrix products a GPU multiplies faster padded"
 _COMPILE = "compile code outside of the recording that runs it"
 _LOWER = "lower compiled code for a GPU that is not there"
 _DEVICE = "get_device_properties device_count is_available current_device synchronize"
@@ -140,6 +141,13 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("torch._inductor.graph.GraphLowering?", "_compile_to_module", _LOWER),
     ("torch._inductor.scheduler?", "has_triton", _LOWER),
     ("torch._inductor.codecache.PyCodeCache?", "load", _LOWER),
+    (
+        "torch._inductor.fx_passes.pad_mm?",
+        "has_triton check_device should_pad_bench_key get_cached_should_pad",
+        _PAD,
+    ),
+    ("torch._inductor.fx_passes.pad_mm?", "_should_pad", _PAD),
+    ("torch._inductor.utils?", "get_device_tflops get_gpu_dram_gbps", _PAD),
     ("torch.utils._triton?", "triton_hash_with_backend", _LOWER),
     ("torch._subclasses.fake_tensor", "init_gpu_context", _LOWER),
     ("torch.Tensor", "__invert__ copy_ __getitem__", _LOWER),

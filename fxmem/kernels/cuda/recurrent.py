@@ -1,8 +1,8 @@
 """Recurrent networks on CUDA: one cuDNN operator for all layers, directions and time steps.
 
 Source: ``aten/src/ATen/native/RNN.cpp`` (``lstm``, ``ONE_HIDDEN_RNN``) and
-``aten/src/ATen/native/cudnn/RNN.cpp``. The reserve for backward is known to cuDNN alone;
-:func:`estimate_reserve_bytes` says where its formula is from.
+``aten/src/ATen/native/cudnn/RNN.cpp``. Reserve and workspace are known to cuDNN alone;
+:func:`estimate_reserve_bytes` and :func:`estimate_workspace_bytes` say where they are from.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils._mode_utils import no_dispatch
 from fxmem.kernels.autocast.policies import follow_autocast
 from fxmem.kernels.common.in_place import run_in_place
 from fxmem.kernels.common.recurrent import RecurrentCall, read_call
-from fxmem.kernels.cuda.gpu import CUDA, is_on_gpu
+from fxmem.kernels.cuda.gpu import CUDA, current_gpu, is_on_gpu
 from fxmem.kernels.cuda.reduction.reductions import Layout, add, reduce_bytes
 from fxmem.kernels.registry import Function, OperatorCall
 from fxmem.versions.operators import aten
@@ -37,14 +37,18 @@ MODES: Mapping[Function, int] = {
 """``cudnnRNNMode_t``."""
 _LSTM = 2
 for _operator in (_forward, _backward):
-    CUDA.unmodelled[_operator] = (
-        "cuDNN chooses its workspace and the state of its dropout at run time"
-    )
+    CUDA.unmodelled[_operator] = "cuDNN chooses its workspace at run time"
 _KEPT_PER_LAYER = (1, 1, 5, 6)
 """States of every time step that cuDNN keeps for each layer and direction, by mode."""
+_STATES_PER_LAYER = (2, 2, 8, 5)
+"""Of one time step, in the workspace, for each layer and direction, by mode."""
+_WORKSPACE_BYTES = 16 * 2**20 + 768
+"""The part of cuDNN's workspace that does not depend on the call."""
+_STATE_BYTES = 24
+"""Of the generator that each thread of the GPU has for dropout."""
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _MODE, _HIDDEN_SIZE, _PROJ_SIZE, _NUM_LAYERS, _BATCH_FIRST = 6, 7, 8, 9, 10
-_TRAIN, _BIDIRECTIONAL, _BATCH_SIZES = 12, 13, 14
+_DROPOUT, _TRAIN, _BIDIRECTIONAL, _BATCH_SIZES = 11, 12, 13, 14
 """Where these stand among the arguments of ``_cudnn_rnn``."""
 
 
@@ -189,28 +193,76 @@ def estimate_reserve_bytes(input_: Tensor, args: tuple[Any, ...]) -> int:
     From the sizes that cuDNN reported for four layers of 320 units over 25,000 rows
     (https://github.com/pytorch/pytorch/issues/2895: LSTM 736,000,000 B, GRU 864,000,000 B, which
     are 23 and 27 states): five states per layer for LSTM (its gates and the cell), six for GRU,
-    and the output of every layer but the last. No other source is public.
+    and the output of every layer but the last. cuDNN 9.19 takes 256 B more, and a bit for each
+    number that dropout may leave out (tests/data/cuda); no other source is public.
     """
-    hidden_size, proj_size, layers = (int(args[i]) for i in (_HIDDEN_SIZE, _PROJ_SIZE, _NUM_LAYERS))
+    mode, hidden_size, proj_size, layers = _read_sizes(args)
     directions = 2 if args[_BIDIRECTIONAL] else 1
-    rows = math.prod(input_.shape[:-1])
-    kept = _KEPT_PER_LAYER[args[_MODE]] * layers * hidden_size
+    rows = math.prod(input_.shape[:-1]) * directions
     between = (layers - 1) * (proj_size or hidden_size)
-    return rows * directions * (kept + between) * input_.element_size()
+    kept = _KEPT_PER_LAYER[mode] * layers * hidden_size + between
+    mask_bytes = rows * between // 8 if args[_DROPOUT] else 0
+    return rows * kept * input_.element_size() + mask_bytes + 256
+
+
+def estimate_workspace_bytes(
+    input_: Tensor, args: tuple[Any, ...], weights: Sequence[Tensor]
+) -> int:
+    """Estimates cuDNN's workspace, which forward and both halves of backward take alike.
+
+    From six calls on an H200 (cuDNN 9.19, tests/data/cuda): two layers of LSTM with dropout and
+    one of GRU in both directions, in float32 and bfloat16, training and inference. They are exact,
+    and 512 B off at twice the batch; more layers and other widths were not measured.
+    """
+    mode, hidden_size, _, layers = _read_sizes(args)
+    directions = 2 if args[_BIDIRECTIONAL] else 1
+    sizes = args[_BATCH_SIZES]
+    batch = sizes[0] if sizes else input_.shape[0 if args[_BATCH_FIRST] else 1]
+    rows = math.prod(input_.shape[:-1])
+    widths = [input_.shape[-1], *(directions * hidden_size for _ in range(layers - 1))]
+    states = 2 * _KEPT_PER_LAYER[mode] * rows + _STATES_PER_LAYER[mode] * batch
+    count = directions * layers * hidden_size * states + rows * sum(widths)
+    count += sum(weight.numel() for weight in weights if weight.dim() == 2)
+    if args[_TRAIN] and args[_DROPOUT]:
+        count += rows * sum(widths[1:])
+    if args[_TRAIN] and directions == 2:  # gradients of both, before they are added
+        count += rows * sum(widths) + 2 * directions * layers * batch * hidden_size
+    return _WORKSPACE_BYTES + count * input_.element_size()
+
+
+def _read_sizes(args: tuple[Any, ...]) -> tuple[int, int, int, int]:
+    mode, hidden_size, proj_size, layers = (
+        int(args[i]) for i in (_MODE, _HIDDEN_SIZE, _PROJ_SIZE, _NUM_LAYERS)
+    )
+    return mode, hidden_size, proj_size, layers
+
+
+@CUDA.keeper(_forward)
+def _keep_dropout(call: OperatorCall) -> tuple[tuple[str, int], ...]:
+    """``get_dropout_state``: a generator for each thread, kept for the process."""
+    if not (call.args[_TRAIN] and call.args[_DROPOUT]):
+        return ()
+    gpu = current_gpu()
+    threads = gpu.multiprocessors * gpu.threads_per_multiprocessor
+    return (("state of cuDNN's dropout", threads * _STATE_BYTES),)
 
 
 @CUDA.workspace(_forward)
 def _forward_workspace(call: OperatorCall) -> int:
-    """The input, if it is not dense with time first."""
-    return _copy_bytes(call.tensor(0), bool(call.args[_BATCH_FIRST]))
+    """The input, if it is not dense with time first, and cuDNN's own."""
+    input_ = call.tensor(0)
+    own_bytes = estimate_workspace_bytes(input_, call.args, call.args[1])
+    return _copy_bytes(input_, bool(call.args[_BATCH_FIRST])) + own_bytes
 
 
 @CUDA.workspace(_backward)
 def _backward_workspace(call: OperatorCall) -> int:
-    """The input and the gradient of the output, if they are not dense with time first."""
+    """The input and the gradient of the output, if not dense with time first, and cuDNN's own."""
     batch_first = bool(call.args[14])
     dense = (call.tensor(i) for i in (0, 7) if call.args[i] is not None)
-    return sum(_copy_bytes(given, batch_first) for given in dense)
+    copied_bytes = sum(_copy_bytes(given, batch_first) for given in dense)
+    forward_args = (*call.args[:6], *call.args[10:19])  # from the mode on, as forward has them
+    return copied_bytes + estimate_workspace_bytes(call.tensor(0), forward_args, call.args[1])
 
 
 def _copy_bytes(given: Tensor, batch_first: bool) -> int:

@@ -57,7 +57,7 @@ def _made_up_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def record(enabled: str | None, **_: object) -> None:
         events.clear()
 
-    properties = SimpleNamespace(name="A GPU", multi_processor_count=108, total_memory=2**34)
+    properties = SimpleNamespace(name="NVIDIA H200", multi_processor_count=108, total_memory=2**34)
     answers: dict[str, Any] = {
         "memory_allocated": 0,
         "memory_reserved": RESERVED_BYTES,

@@ -16,7 +16,7 @@ from fxmem.fakes.fake_mode import make_fake_mode
 from fxmem.graph import Category, MemoryGraph, Phase
 from fxmem.kernels.autocast.dispatch import lower_autocast
 from fxmem.kernels.cuda.gpu import GPU_DEVICE
-from fxmem.kernels.cuda.recurrent import estimate_reserve_bytes
+from fxmem.kernels.cuda.recurrent import estimate_reserve_bytes, estimate_workspace_bytes
 
 pytestmark = pytest.mark.usefixtures("shown_gpu")  # else autocast stays off
 
@@ -67,14 +67,51 @@ def test_weights_flattened_by_cudnn_share_one_buffer() -> None:
 def test_the_reserve_is_what_cudnn_reported(mode: int, reported_bytes: int) -> None:
     x = torch.empty(1000, 25, 123, device="meta")
     call = (None,) * 6 + (mode, 320, 0, 4, False, 0.0, True, False)
-    assert estimate_reserve_bytes(x, call) == reported_bytes
+    assert estimate_reserve_bytes(x, call) == reported_bytes + 256  # of later releases
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "train", "workspace_bytes", "reserve_bytes"),
+    [
+        # Measured on an H200: tests/data/cuda, lstm-b64-* and gru_bidirectional-b64-*.
+        (nn.LSTM, torch.float32, True, 91_833_088, 36_147_456),
+        (nn.LSTM, torch.bfloat16, True, 54_305_536, 18_125_056),
+        (nn.GRU, torch.float32, True, 100_737_792, 39_321_856),
+        (nn.GRU, torch.bfloat16, True, 58_757_888, 19_661_056),
+        (nn.LSTM, torch.float32, False, 88_556_288, None),
+        (nn.GRU, torch.float32, False, 98_214_656, None),
+    ],
+)
+def test_workspace_and_reserve_are_those_measured(
+    kind: Any, dtype: torch.dtype, train: bool, workspace_bytes: int, reserve_bytes: int | None
+) -> None:
+    x = torch.empty(64, 200, 48, dtype=dtype, device="meta")
+    is_lstm = kind is nn.LSTM
+    settings: dict[str, Any] = {"num_layers": 2, "dropout": 0.1} if is_lstm else {}
+    module = kind(48, 64, batch_first=True, bidirectional=not is_lstm, device="meta", **settings)
+    about = (2, 64, 0, 2, True, 0.1) if is_lstm else (3, 64, 0, 1, True, 0.0)
+    call = (*(None,) * 6, *about, train, not is_lstm, ())
+    weights = [*module.parameters()]
+    assert estimate_workspace_bytes(x, call, weights) == workspace_bytes
+    assert reserve_bytes is None or estimate_reserve_bytes(x, call) == reserve_bytes
 
 
 def test_inference_reserves_nothing_and_batch_first_copies_the_input_inside() -> None:
     assert not [s for s in analyse(mode="infer").storages if s.dtype == "uint8"]
-    for batch_first, nbytes in ((False, 0), (True, 4 * STEPS * BATCH * INPUT)):
-        found = workspaces(analyse(batch_first=batch_first))
-        assert found.get("aten._cudnn_rnn.default", 0) == nbytes
+    found = [
+        workspaces(analyse(batch_first=batch_first))["aten._cudnn_rnn.default"]
+        for batch_first in (False, True)
+    ]
+    # Time comes first in the one, the batch in the other, of which cuDNN has a few states.
+    states_bytes = 2 * HIDDEN * 8 * (STEPS - BATCH) * 4
+    assert found[1] - found[0] == 4 * STEPS * BATCH * INPUT + states_bytes
+
+
+def test_the_state_of_dropout_is_kept() -> None:
+    with_dropout = {s.name: s.nbytes for s in analyse(dropout=0.1).storages}
+    threads = 108 * 2048  # of an A100
+    assert with_dropout["state of cuDNN's dropout"] == threads * 24
+    assert "state of cuDNN's dropout" not in {s.name for s in analyse().storages}
 
 
 # -- Cells, against ``RNN.cpp`` and ``cuda/RNN.cu`` --
