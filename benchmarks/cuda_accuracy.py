@@ -1,6 +1,6 @@
 """Compares fxmem's numbers with steps that were measured on GPUs; needs no GPU itself.
 
-    python -m benchmarks.cuda_accuracy [--only TEXT] [-o FILE]
+    python -m benchmarks.cuda_accuracy [--only PATTERN] [-o FILE]
     python -m benchmarks.cuda_accuracy --trace NAME
 
 What was measured comes from `benchmarks.cuda_measure` and lies in tests/data/cuda. `--trace`
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import re
 import statistics
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -199,9 +200,10 @@ def compare(measurement: Measurement) -> Row:
     measured = list_measured_figures(measurement.result)
     notes = []
     if before := measurement.result["before_bytes"]:
-        notes.append(f"{before} B were there before")
+        notes.append(f"less {before} B that were there before")
     if measurement.result["skipped"]:
-        notes.append("the optimizer was skipped: gradients were not finite")
+        skipped = "not compared: gradients were not finite, and the optimizer was skipped"
+        return Row(measurement, measured, {}, (skipped,))
     try:
         analysis = predict(measurement.name, measurement.machine)
     except Exception as error:  # one model is a row, not the end
@@ -272,6 +274,8 @@ fxmem's, in percent of what was measured; `0` is equal to the byte.
 
 - peak, requested, reserved: `torch.cuda.memory_stats()`, the most in that step.
 - between steps, forward, backward, optimizer: what is allocated after that part of the second step.
+- first: the first step of a compiled case also measures kernels, with a buffer as large as the
+  GPU's second-level cache (60 MiB), which is not predicted.
 - outside: what the process takes of the GPU besides, the CUDA context above all.
 """
 
@@ -302,7 +306,7 @@ def trace(measurement: Measurement) -> str:
 def main() -> None:
     """Compares, and prints or writes what came out."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="cases whose name has this text")
+    parser.add_argument("--only", default="", help="cases whose name matches")
     parser.add_argument("--trace", metavar="NAME", help="the allocations of this case, one by one")
     parser.add_argument("--data", type=Path, default=DATA, help="what was measured")
     parser.add_argument("-o", "--output", type=Path, help="write Markdown there, not to stdout")
@@ -320,7 +324,7 @@ def main() -> None:
     else:
         rows = []
         for measurement in measurements:
-            if options.only in measurement.name:
+            if re.search(options.only, measurement.name):
                 rows.append(compare(measurement))
                 print(measurement, percent(rows[-1].error("second peak")), file=sys.stderr)
         text = describe(rows)

@@ -30,7 +30,7 @@ from fxmem.memory.allocator.settings import AllocatorSettings
 from fxmem.setup import Setup
 from fxmem.training.options import resolve_device
 
-GPU = {"gpu": "A GPU", "capability": [9, 0], "multiprocessors": 132}
+GPU = {"gpu": "NVIDIA H200", "capability": [9, 0], "multiprocessors": 132}
 MACHINE = {"schema": accuracy.SCHEMA, "torch": "2.13.0", "cudnn": 91002, **GPU}
 
 # An input of 1 MiB and a ReLU's output of 1 MiB: two small blocks, in one segment of 2 MiB.
@@ -114,17 +114,31 @@ def test_a_measured_case_is_predicted_and_compared(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     first = {**STEP, "peak_bytes": 4 * MIB}
-    write(tmp_path, first=first, before_bytes=512, skipped=True)
+    write(tmp_path, first=first)
     page = tmp_path / "page.md"
     run(monkeypatch, tmp_path, "-o", str(page))
     text = page.read_text()
-    assert "## A GPU, torch 2.13.0, cuDNN 91002" in text
+    assert "## NVIDIA H200, torch 2.13.0, cuDNN 91002" in text
     row = next(line for line in text.splitlines() if line.startswith(f"| {RELU.name}"))
     assert [cell.strip() for cell in row.strip("|").split("|")] == [
         *[RELU.name, "2.00", "-50.000", "0", "0", "0", "0", "0", "0", "-", "-", "400"],
-        "512 B were there before; the optimizer was skipped: gradients were not finite",
+        "",
     ]
     assert "| first peak       | 50.000     | 0/1     | -50.000 (relu-b256-fp32-infer) |" in text
+
+
+def test_what_was_there_before_is_not_the_cases_own() -> None:
+    alone = accuracy.list_measured_figures(MEASURED)
+    after = accuracy.list_measured_figures({**MEASURED, "before_bytes": 512})
+    own = {name for name in alone if alone[name] != after[name]}
+    assert own == {name for name in alone if not name.endswith("reserved")}
+    assert {alone[name] - after[name] for name in own} == {512}
+
+
+def test_a_step_without_its_optimizer_is_not_compared(tmp_path: Path) -> None:
+    write(tmp_path, skipped=True)
+    (row,) = map(accuracy.compare, accuracy.list_measurements(tmp_path))
+    assert not row.predicted and row.notes[0].startswith("not compared: gradients")
 
 
 @pytest.mark.parametrize("error", ["", "Traceback\n  ...\nOutOfMemoryError: full\n"])

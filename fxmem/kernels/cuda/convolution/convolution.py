@@ -30,7 +30,7 @@ from fxmem.kernels.workspace import BlockTrace, dense_bytes, is_dense_in, size_b
 from fxmem.versions.operators import aten
 
 _ALIGNED_CHANNELS = 8
-_TENSOR_CORES = {torch.float16: (7, 0), torch.bfloat16: (8, 0)}
+_TENSOR_CORES = {torch.float16: (7, 0), torch.bfloat16: (8, 0), torch.float32: (8, 0)}
 """From which compute capability on tensor cores take a type."""
 _BLACKWELL = (10, 0)
 
@@ -188,24 +188,32 @@ def _cudnn_backward_bytes(
 
 
 def _estimate_reordered_bytes(x: Tensor, weight: Tensor, out: Tensor, geometry: Geometry) -> int:
-    """cuDNN's workspace for a convolution of planes in half precision: its operands reordered.
+    """cuDNN's workspace for a convolution of planes on tensor cores: its operands reordered.
 
     Tensor cores take channels last. For planes cuDNN transposes both operands into its workspace,
-    and the result back out of it, channels padded to a multiple of 8: NVIDIA's documentation of
-    cuDNN, legacy API, "Data and Filter Formats". It was measured with one kernel of 3x3, in one
-    group: forward in float16 on a GPU that is not named (pytorch/pytorch issue 123533, ten widths,
-    to 0.01 GiB), forward and backward in bfloat16 on an RTX 3090 (Liger-Kernel's benchmark of
-    multi-token attention, six lengths, where the weight's gradient takes 0.7 to 1.1 MB more).
-    The same benchmark on a B200 shows other workspaces, down to none. Float32, several groups,
-    transposed convolutions and three dimensions nobody measured. All that is in
-    :func:`limit_cudnn_workspace` alone. Each operand may stand for its gradient.
+    and the result back out of it, in half precision with channels padded to a multiple of 8:
+    NVIDIA's documentation of cuDNN, legacy API, "Data and Filter Formats". An H200 did so for each
+    kernel of 3x3 and more in ResNet-50 and a U-Net, in bfloat16, in float32 as TF32, and where
+    groups have several channels (tests/data/cuda; some of 64 channels leave the result out, and the
+    weight's gradient takes more: parts of it as floats). So did an unnamed GPU in float16
+    (pytorch/pytorch issue 123533, ten widths, to 0.01 GiB) and an RTX 3090 in bfloat16
+    (Liger-Kernel's benchmark of multi-token attention, six lengths). The same benchmark on a B200
+    shows other workspaces, down to none. A kernel of 1x1 that moves by 1 is a product of matrices
+    where rows of pixels are aligned, and none of its operands is moved. What nobody measured is
+    in :func:`limit_cudnn_workspace` alone. Each operand may stand for its gradient.
     """
     cores_from = _TENSOR_CORES.get(x.dtype)
     if cores_from is None or not cores_from <= current_gpu().capability < _BLACKWELL:
         return 0
-    is_measured = x.dim() == 4 and geometry.groups == 1 and not geometry.transposed
-    if not is_measured or suggest_common_format(x, weight) != torch.contiguous_format:
+    if x.dtype == torch.float32 and not torch.backends.cudnn.allow_tf32:
         return 0
+    if x.dim() != 4 or suggest_common_format(x, weight) != torch.contiguous_format:
+        return 0
+    is_point = weight.shape[2:] == (1, 1)
+    if is_point and geometry.stride == (1, 1) and out.shape[2] * out.shape[3] % 4 == 0:
+        return 0
+    if x.dtype == torch.float32:
+        return size_bytes(x) + size_bytes(out) + (0 if is_point else size_bytes(weight))
     return _pad_channels(x, weight, out)
 
 

@@ -80,6 +80,9 @@ TYPES = [
     (call(dtype=BF16), RTX5090, FLASH),
     (call(dtype=BF16), Gpu((9, 0), cudnn_version=91500), FLASH),
     (call(dtype=BF16), Gpu((9, 0), cudnn_version=91501), CUDNN),
+    # A multiple of 1/16, from 2.12 on (pull request 174245).
+    (call(dtype=BF16, dropout_p=0.125), Gpu((9, 0), cudnn_version=91501), CUDNN),
+    (call(dtype=BF16, dropout_p=0.1), Gpu((9, 0), cudnn_version=91501), FLASH),
     (call(dtype=BF16), Gpu((13, 0)), MATH),
 ]
 
