@@ -122,7 +122,8 @@ class _Compiler:
         rules: Any = importlib.import_module("torch._dynamo.trace_rules")
         guards: Any = importlib.import_module("torch._dynamo.guards").CheckFunctionManager
         graphs: Any = importlib.import_module("torch._dynamo.output_graph").OutputGraph
-        list_inputs = graphs.example_inputs
+        utils: Any = importlib.import_module("torch._dynamo.utils")
+        list_inputs, run_node = graphs.example_inputs, utils.run_node
         convert_frame, make_guards = convert.CatchErrorsWrapper.__call__, guards.__init__
 
         def convert_outside(wrapper: Any, frame: Any, entry: Any, *state: Any) -> Any:
@@ -150,6 +151,10 @@ class _Compiler:
                 finally:
                     self._recorder.compiling = ""
 
+        def run_on_target(*call: Any) -> Any:
+            with Lowering(self._target):  # the host's attention refuses what a GPU's takes
+                return run_node(*call)
+
         def list_own_inputs(graph: Any) -> list[Any]:
             return [_make_own(each, graph.tracing_context) for each in list_inputs(graph)]
 
@@ -164,6 +169,7 @@ class _Compiler:
             guards: {"__init__": make_guards_inside},
             graphs: {"example_inputs": list_own_inputs},
             convert: _NO_MODES,
+            utils: {"run_node": run_on_target},
         }
         rules.SKIP_DIRS.append(_OWN_FOLDER)  # hooks of the recording are no part of the code
         rules._recompile_re()

@@ -117,7 +117,7 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("torch._dynamo.convert_frame.CatchErrorsWrapper?", "__call__", _COMPILE),
     ("torch._dynamo.guards.CheckFunctionManager?", "__init__", _COMPILE),
     ("torch._dynamo.eval_frame?", "set_fullgraph_compiled_frame_count", _COMPILE),
-    ("torch._dynamo.utils?", "set_torch_function_mode_stack", _COMPILE),
+    ("torch._dynamo.utils?", "set_torch_function_mode_stack run_node", _COMPILE),
     ("torch._dynamo.output_graph.OutputGraph?", "example_inputs", _COMPILE),
     ("torch._dynamo.variables.tensor.TensorVariable?", "specialize", _COMPILE),
     ("torch._dynamo.output_graph.SubgraphTracer?", "create_proxy", _COMPILE),
