@@ -1,6 +1,6 @@
 """Compares fxmem's numbers with steps that were measured on GPUs; needs no GPU itself.
 
-    python -m benchmarks.cuda_accuracy [--only PATTERN] [-o FILE]
+    python -m benchmarks.cuda_accuracy [--only PATTERN] [--jobs N] [-o FILE]
     python -m benchmarks.cuda_accuracy --trace NAME
 
 What was measured comes from `benchmarks.cuda_measure` and lies in tests/data/cuda. `--trace`
@@ -12,10 +12,13 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import multiprocessing
 import re
+import shlex
 import statistics
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +34,7 @@ from benchmarks.cases import import_torchvision
 from benchmarks.cuda_cases import CUDA_CASES, CudaCase
 from benchmarks.cuda_measure import SCHEMA, Result
 from benchmarks.cuda_trace import describe_trace
+from benchmarks.stamp import write_time
 from fxmem.analysis import Analysis
 from fxmem.gpus import find_gpu
 from fxmem.graph import Phase
@@ -268,6 +272,8 @@ def summarise(rows: Sequence[Row]) -> str:
 
 
 LEGEND = f"""\
+`{{command}}` at {{time}}.
+
 Two steps of each model as they were measured on a GPU (`benchmarks/cuda_measure.py`), against what
 fxmem predicts for that GPU on a machine without one (torch {torch.__version__}). Errors are
 fxmem's, in percent of what was measured; `0` is equal to the byte.
@@ -289,7 +295,10 @@ def describe(rows: Sequence[Row]) -> str:
         machine = row.measurement.machine
         title = f"{machine['gpu']}, torch {machine['torch']}, cuDNN {machine['cudnn']}"
         machines.setdefault(title, []).append(row)
-    parts = ["# CUDA accuracy", LEGEND.rstrip()]
+    legend = LEGEND.format(
+        command=f"python -m benchmarks.cuda_accuracy {shlex.join(sys.argv[1:])}", time=write_time()
+    )
+    parts = ["# CUDA accuracy", legend.rstrip()]
     for title, ours in machines.items():
         parts += [f"## {title}", summarise(ours), make_table(ours)]
     return "\n\n".join(parts) + "\n"
@@ -303,11 +312,24 @@ def trace(measurement: Measurement) -> str:
     return f"# {measurement}\n\n{describe_trace(measurement.result['trace'], analysis.graph)}"
 
 
+def run_all(
+    function: Callable[[Measurement], Row], measurements: Sequence[Measurement], jobs: int
+) -> Iterable[Row]:
+    """Calls a function for each measurement, in so many processes at once."""
+    if jobs == 1:
+        yield from map(function, measurements)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, initializer=import_torchvision) as pool:
+        yield from pool.map(function, measurements)
+
+
 def main() -> None:
     """Compares, and prints or writes what came out."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="cases whose name matches")
     parser.add_argument("--trace", metavar="NAME", help="the allocations of this case, one by one")
+    parser.add_argument("--jobs", type=int, default=1, help="so many processes at once")
     parser.add_argument("--data", type=Path, default=DATA, help="what was measured")
     parser.add_argument("-o", "--output", type=Path, help="write Markdown there, not to stdout")
     options = parser.parse_args()
@@ -322,11 +344,11 @@ def main() -> None:
         wanted = [m for m in measurements if m.name == options.trace]
         text = "\n".join(map(trace, wanted)) or f"no case is called {options.trace}\n"
     else:
+        wanted = [each for each in measurements if re.search(options.only, each.name)]
         rows = []
-        for measurement in measurements:
-            if re.search(options.only, measurement.name):
-                rows.append(compare(measurement))
-                print(measurement, percent(rows[-1].error("second peak")), file=sys.stderr)
+        for row in run_all(compare, wanted, options.jobs):
+            rows.append(row)
+            print(row.measurement, percent(row.error("second peak")), file=sys.stderr, flush=True)
         text = describe(rows)
     if options.output:
         options.output.write_text(text)

@@ -121,6 +121,8 @@ def predict(record: Record, sources: Path, environments: Path) -> tuple[float, f
         if not report.exists():
             raise RuntimeError(run.stderr.strip().splitlines()[-1])
         found = json.loads(report.read_text())
+        if found["compile"] != "compiled":
+            raise RuntimeError(f"{found['compile']}: {'; '.join(found['notes'])}")
     return found["peak_bytes"] / _MIB, found["reserved_bytes"] / _MIB
 
 

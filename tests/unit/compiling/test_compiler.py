@@ -237,6 +237,17 @@ def test_flexible_attention_keeps_its_result_and_a_row_of_sums() -> None:
     assert sum(kept.values()) < 2 * 2.1 * 64 * rows  # x, the result and little else
 
 
+def test_attention_that_the_host_lacks_is_compiled() -> None:
+    class Attention(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x).sum()
+
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION):
+        analysis = fxmem.analyze(Attention(), ("2x4x128x64",), mode="infer", compile=True)
+    assert analysis.setup.compile == "compiled"
+    assert any("efficient_attention" in each.target for each in analysis.graph.operations)
+
+
 def test_a_plan_is_of_eager_mode() -> None:
     compiled = analyze_stack(Stack(), compile=True)
     with pytest.raises(UsageError, match="a plan is of eager mode, and this step is compiled"):
