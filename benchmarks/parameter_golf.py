@@ -157,8 +157,8 @@ under the release of torch in the table, on the CPU.
 Records of [openai/parameter-golf](https://github.com/openai/parameter-golf), the first by date:
 GPTs of 9 to 11 layers that `torch.compile` compiles as a whole, trained by Muon on eight H100s. The
 logs have the peaks of rank 0 after some thousand steps and an evaluation; fxmem ran two steps of
-the unchanged scripts. LowerLR's script is NaiveBaseline's; why it comes out high under torch 2.8 is
-not known.
+the unchanged scripts. LowerLR's script is NaiveBaseline's under another release, in which
+`rms_norm` is not yet one operator.
 
 {tabulate(rows, [*headers, "predicted"], tablefmt="github", disable_numparse=True)}
 """
