@@ -156,25 +156,25 @@ def _rnn(name: str, kind: type[nn.RNNBase], saved: str, x: str = "10x8x16", **mo
 
 
 _RECURRENT = (
-    _rnn("LSTM", nn.LSTM, f"{_KEPT} 2x8x32 {_ROWS * (2 * 5 + 1)}:uint8"),
-    _rnn("GRU", nn.GRU, f"{_KEPT} {_ROWS * (2 * 6 + 1)}:uint8"),
+    _rnn("LSTM", nn.LSTM, f"{_KEPT} 2x8x32 {_ROWS * (2 * 5 + 1) + 256}:uint8"),
+    _rnn("GRU", nn.GRU, f"{_KEPT} {_ROWS * (2 * 6 + 1) + 256}:uint8"),
     # Twice as many directions, states and weights; outputs of both side by side.
     _rnn(
         "LSTM, both directions",
         nn.LSTM,
-        f"in0 core.weight_ih_l0 4x8x32 4x8x32 10x8x64 {2 * _ROWS * (2 * 5 + 1)}:uint8",
+        f"in0 core.weight_ih_l0 4x8x32 4x8x32 10x8x64 {2 * _ROWS * (2 * 5 + 1) + 256}:uint8",
         bidirectional=True,
     ),
     # The batch first: what the kernel transposes is not what is saved.
     _rnn(
         "LSTM, batch first",
         nn.LSTM,
-        f"in0 core.weight_ih_l0 2x8x32 2x8x32 8x10x32 {_ROWS * (2 * 5 + 1)}:uint8",
+        f"in0 core.weight_ih_l0 2x8x32 2x8x32 8x10x32 {_ROWS * (2 * 5 + 1) + 256}:uint8",
         "8x10x16",
         batch_first=True,
     ),
-    _rnn("RNN", nn.RNN, f"{_KEPT} {_ROWS * (2 * 1 + 1)}:uint8"),
-    _rnn("RNN, relu", nn.RNN, f"{_KEPT} {_ROWS * (2 * 1 + 1)}:uint8", nonlinearity="relu"),
+    _rnn("RNN", nn.RNN, f"{_KEPT} {_ROWS * (2 * 1 + 1) + 256}:uint8"),
+    _rnn("RNN, relu", nn.RNN, f"{_KEPT} {_ROWS * (2 * 1 + 1) + 256}:uint8", nonlinearity="relu"),
     # _pack_padded_sequence: result1, the sizes of the batches, which lie on the host.
     row(
         "packed sequence",

@@ -33,6 +33,7 @@ _ALIGNED_CHANNELS = 8
 _TENSOR_CORES = {torch.float16: (7, 0), torch.bfloat16: (8, 0), torch.float32: (8, 0)}
 """From which compute capability on tensor cores take a type."""
 _BLACKWELL = (10, 0)
+_MANY_PIXELS = 64
 
 
 def _make_geometry(args: Sequence[object], dims: int) -> Geometry:
@@ -198,8 +199,8 @@ def _estimate_reordered_bytes(x: Tensor, weight: Tensor, out: Tensor, geometry: 
     weight's gradient takes more: parts of it as floats). So did an unnamed GPU in float16
     (pytorch/pytorch issue 123533, ten widths, to 0.01 GiB) and an RTX 3090 in bfloat16
     (Liger-Kernel's benchmark of multi-token attention, six lengths). The same benchmark on a B200
-    shows other workspaces, down to none. A kernel of 1x1 that moves by 1 is a product of matrices
-    where rows of pixels are aligned, and none of its operands is moved. What nobody measured is
+    shows other workspaces, down to none. A kernel of 1x1 that moves by 1 is a product of matrices,
+    of which no operand was moved for 14 x 14 pixels and more, and both for 7 x 7. What nobody measured is
     in :func:`limit_cudnn_workspace` alone. Each operand may stand for its gradient.
     """
     cores_from = _TENSOR_CORES.get(x.dtype)
@@ -209,8 +210,10 @@ def _estimate_reordered_bytes(x: Tensor, weight: Tensor, out: Tensor, geometry: 
         return 0
     if x.dim() != 4 or suggest_common_format(x, weight) != torch.contiguous_format:
         return 0
+    if weight.shape[1] == 1 and geometry.groups > 1:  # one channel at a time, in planes
+        return 0
     is_point = weight.shape[2:] == (1, 1)
-    if is_point and geometry.stride == (1, 1) and out.shape[2] * out.shape[3] % 4 == 0:
+    if is_point and geometry.stride == (1, 1) and out[0, 0].numel() >= _MANY_PIXELS:
         return 0
     if x.dtype == torch.float32:
         return size_bytes(x) + size_bytes(out) + (0 if is_point else size_bytes(weight))
