@@ -63,23 +63,26 @@ def answer_benchmarks(target: Backend) -> Iterator[None]:
     if decide := getattr(padding, "_should_pad", None):  # which may keep answers on disk
         replaced["_should_pad"] = inspect.unwrap(decide)
     speed = {
-        "get_device_tflops": lambda dtype: _find_flops_per_s(gpu, dtype) / 1e12,
+        "get_device_tflops": lambda dtype: (
+            (_find_tensor_flops_per_s(gpu, dtype) or gpu.fp32_flops_per_s) / 1e12
+        ),
         "get_gpu_dram_gbps": lambda: gpu.bandwidth_bytes_per_s / 1e9,
     }
     with patch({padding: replaced, utils: speed}):
         yield
 
 
-def _find_flops_per_s(gpu: GpuModel, dtype: torch.dtype) -> int:
+def _find_tensor_flops_per_s(gpu: GpuModel, dtype: torch.dtype) -> int | None:
+    """None where no tensor cores multiply this type; TF32 is as fast as float32 on some GPUs."""
     if dtype != torch.float32:
-        return gpu.half_flops_per_s or gpu.fp32_flops_per_s
+        return gpu.half_flops_per_s
     is_exact = torch.get_float32_matmul_precision() == "highest"
-    return (None if is_exact else gpu.tf32_flops_per_s) or gpu.fp32_flops_per_s
+    return None if is_exact else gpu.tf32_flops_per_s
 
 
 def _is_padded_faster(left: Tensor, right: Tensor, is_free: list[bool], gpu: GpuModel) -> bool:
-    flops_per_s = _find_flops_per_s(gpu, left.dtype)
-    if flops_per_s == gpu.fp32_flops_per_s:  # no tensor cores
+    flops_per_s = _find_tensor_flops_per_s(gpu, left.dtype)
+    if flops_per_s is None:
         return False
     rows = [right.shape[-1], *(_find_row(each) for each in (left, right))]
     aligned = gcd(_ALIGNED_BYTES, *(int(row) * left.itemsize for row in rows))
