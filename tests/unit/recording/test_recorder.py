@@ -172,9 +172,8 @@ def test_kernels_of_the_warm_up_hold_their_workspaces() -> None:
         strided = x.to(CUDA.device).transpose(2, 3)[:, :, ::2]
         torch.nn.functional.conv2d(strided, torch.zeros(4, 3, 3, 3, device=CUDA.device))
     copy_bytes, result_bytes = 4 * 2 * 3 * 4 * 8, 4 * 2 * 4 * 2 * 6
-    own_bytes = (
-        copy_bytes + result_bytes + 4 * 4 * 3 * 3 * 3
-    )  # both in channels last, and the weight
+    weight_bytes = 4 * 4 * 3 * 3 * 3
+    own_bytes = copy_bytes + result_bytes + weight_bytes  # all three in channels last
     assert recorder.ledger.history[2:5] == [(2, copy_bytes), (3, result_bytes), (4, own_bytes)]
     assert {(2, -copy_bytes), (4, -own_bytes)} <= {*recorder.ledger.history[5:]}
 

@@ -125,6 +125,11 @@ class TestForward:
         point = empty(4, 3, 1, 1)
         assert self.convolve(x, point) == 0  # a product of matrices
         assert self.convolve(x[..., :7, :7].contiguous(), point) == 4 * (2 * 3 * 49 + 2 * 4 * 49)
+        # Transposed, as the U-Net's; and one channel at a time stays in planes.
+        x, weight, flip = empty(2, 4, 8, 8), empty(4, 3, 3, 3), arguments(flip=True)
+        found = estimate(aten.convolution.default, x, weight, None, *flip)
+        assert found == 4 * (2 * 4 * 64 + 4 * 3 * 9 + 2 * 3 * 100)
+        assert self.convolve(x, empty(8, 1, 3, 3), groups=4) == 0
 
     def test_what_is_not_measured_is_a_range_alone(self, gpu: None) -> None:
         x, weight = empty(2, 4, 9, 9, dtype=torch.half), empty(4, 4, 3, 3, dtype=torch.half)
