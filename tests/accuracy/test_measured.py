@@ -45,7 +45,9 @@ def list_missing(name: str) -> list[int]:
 
 def compare_case(name: str) -> Row:
     import_torchvision()
-    return compare(MEASURED[name])
+    row = compare(MEASURED[name])
+    assert row.predicted, row.notes
+    return row
 
 
 @pytest.mark.parametrize("name", EXACT)
