@@ -53,12 +53,13 @@ _SPELLED = frozenset({Tensor.type, Tensor.new, Tensor.new_tensor})
 _SPECIAL = _FROM_VALUES | {
     *(torch.device, _parse_to, Tensor.cuda, Tensor.cpu, Tensor.to, Tensor.type, Tensor.pin_memory)
 }
-_STUBS: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(("synchronize", "set_device"), lambda device=None: None),
+_STUBS: dict[str, Callable[..., Any]] = {  # each of its own: Dynamo has a rule for each
+    "synchronize": lambda device=None: None,
+    "set_device": lambda device: None,
     # What entering and leaving torch.cuda.device(0) calls.
-    **dict.fromkeys(
-        ("current_device", "_exchange_device", "_maybe_exchange_device"), lambda device=None: 0
-    ),
+    "current_device": lambda: 0,
+    "_exchange_device": lambda device: 0,
+    "_maybe_exchange_device": lambda device: 0,
 }
 """Functions of ``torch.cuda`` that choose a GPU or wait for one: nothing runs there."""
 
@@ -84,7 +85,7 @@ def translate_devices(
     """
     translator = _Translator(device, set() if named is None else named)
     if device == _HOST:
-        with patch({torch.cuda: _STUBS}), translator:
+        with _replace_functions(), translator:
             yield
         return
     real: Callable[[FakeTensor], torch.device] = FakeTensor.device.fget  # type: ignore[attr-defined]
@@ -104,6 +105,16 @@ def translate_devices(
 
     with patch({FakeTensor: {"device": property(see)}}), translator:
         yield
+
+
+@contextlib.contextmanager
+def _replace_functions() -> Iterator[None]:
+    try:
+        with patch({torch.cuda: _STUBS}):
+            yield
+    finally:  # Dynamo's rules, if made within, are those of functions that are gone now
+        if rules := sys.modules.get("torch._dynamo.trace_rules"):
+            rules.clear_lru_cache()
 
 
 def keep_default_on_cpu() -> contextlib.AbstractContextManager[Any]:

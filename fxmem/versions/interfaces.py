@@ -277,7 +277,10 @@ INTERFACES = (
     _list_compiler("torch._inductor.compile_fx", "compile_fx compile_fx_inner"),
     _list_compiler("torch._inductor.select_algorithm", "extern_kernels"),
     _list_compiler("torch._inductor.runtime.hints.DeviceProperties", "create"),
-    _list_compiler("torch._dynamo.trace_rules", "SKIP_DIRS _recompile_re get_torch_obj_rule_map"),
+    _list_compiler(
+        "torch._dynamo.trace_rules",
+        "SKIP_DIRS _recompile_re clear_lru_cache get_torch_obj_rule_map",
+    ),
     _list_compiler(
         "torch._dynamo.variables.torch", "constant_fold_functions TorchInGraphFunctionVariable"
     ),

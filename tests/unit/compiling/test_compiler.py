@@ -136,6 +136,16 @@ def test_dynamo_is_left_as_it_was(compiled: Recording) -> None:
     assert not compilers.process_pool.cache_info().currsize
 
 
+def test_rules_that_dynamo_makes_meanwhile_are_torch_s_own(tmp_path: Path) -> None:
+    rules, names = torch._dynamo.trace_rules, ("synchronize", "set_device", "current_device")
+    before = [rules.lookup(getattr(torch.cuda, name)) for name in names]
+    lines = ("import torch", "def make():", "    return torch.compile(torch.nn.Linear(4, 4))")
+    (tmp_path / "net.py").write_text("\n".join(lines))
+    rules.clear_lru_cache()  # as a process group does
+    fxmem.analyze(f"{tmp_path / 'net.py'}:make", ["2x4"], device="cuda", compile=False)
+    assert [rules.lookup(getattr(torch.cuda, name)) for name in names] == before
+
+
 def test_other_modes_say_what_is_not_counted() -> None:
     recording = record_steps(mode="reduce-overhead")
     note = "in its default mode: pools of CUDA graphs (mode='reduce-overhead') are not counted."
