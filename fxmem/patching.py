@@ -19,8 +19,8 @@ _applied: list[tuple[Any, str, Any, Any]] = []
 _marks: list[int] = []
 """For each time that the process is held: how much was replaced before."""
 _left = 0
-_undone: list[tuple[list[tuple[Any, str, Any, Any]], list[Any]]] = []
-"""For each recording that is left: what it had replaced, and its modes."""
+_undone: list[tuple[list[tuple[Any, str, Any, Any]], list[tuple[Any, Any]]]] = []
+"""For each recording that is left: what it had replaced, and its modes with their stacks."""
 
 
 @contextlib.contextmanager
@@ -98,14 +98,17 @@ def leave_recording() -> Iterator[None]:
         yield
         return
     import torch  # which takes a second, and is there where anything is replaced
-    from torch.utils._python_dispatch import _disable_current_modes
 
     functions: Any = torch.overrides
-    modes = functions._get_current_function_mode_stack()
+    operators: Any = torch.utils._python_dispatch
+    modes = [(functions, mode) for mode in functions._get_current_function_mode_stack()]
     with contextlib.ExitStack() as stack:
-        for _ in range(functions._len_torch_function_stack()):
+        for _ in modes:
             stack.enter_context(functions._pop_mode_temporarily())
-        modes = [*stack.enter_context(_disable_current_modes()), *modes]
+        modes += [
+            (operators, mode)
+            for mode in reversed(stack.enter_context(operators._disable_current_modes()))
+        ]
         stack.enter_context(torch.enable_grad())
         while len(_applied) > first:
             _undo_last()
@@ -126,8 +129,9 @@ def resume_recording() -> Iterator[None]:
     applied, modes = _undone[-1]
     with contextlib.ExitStack() as stack:
         _apply_again(applied)
-        for mode in modes:
-            stack.enter_context(mode)
+        for modes_of, mode in modes:  # without entering them: selective checkpoints would restart
+            modes_of._push_mode(mode)
+            stack.callback(modes_of._pop_mode)
         _left -= 1
         try:
             yield

@@ -40,6 +40,7 @@ _OWN_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _OWN_PACKAGE = __name__.partition(".")[0] + "."
 _BACKENDS = ("inductor", "aot_eager", "eager")
 _CONVERT = "torch._dynamo.convert_frame"
+_CHECKS = "torch._C._dynamo.guards"
 _EVALUATE = "torch._dynamo.eval_frame"
 _NOT_COUNTED = {
     "triton.cudagraphs": "pools of CUDA graphs (mode='reduce-overhead')",
@@ -170,6 +171,9 @@ class _Compiler:
             graphs: {"example_inputs": list_own_inputs},
             convert: _NO_MODES,
             utils: {"run_node": run_on_target},
+            importlib.import_module(_CHECKS).RootGuardManager: {
+                "add_torch_function_mode_stack_guard": _guard_code_s_modes
+            },
         }
         rules.SKIP_DIRS.append(_OWN_FOLDER)  # hooks of the recording are no part of the code
         rules._recompile_re()
@@ -310,6 +314,20 @@ def _keep_own_modes() -> contextlib.AbstractContextManager[None]:
         set_modes([*own, *modes])
 
     return patch({utils: {"set_torch_function_mode_stack": set_modes_above}})
+
+
+def _guard_code_s_modes(root: Any, modes: list[Any], *names: Any) -> None:
+    """Guards function modes that the code has entered: backward has left the recording's."""
+
+    def list_types(modes: list[Any]) -> list[type]:
+        types = [type(mode) for mode in modes]
+        return [each for each in types if not each.__module__.startswith(_OWN_PACKAGE)]
+
+    functions: Any = torch.overrides
+    types = list_types(modes)
+    root.add_lambda_guard(
+        lambda _: list_types(functions._get_current_function_mode_stack()) == types, *names
+    )
 
 
 def _name_code(code: Any) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode_temporarily
 
 from fxmem.compiling.places import Direction, Place, PlaceLog
 
@@ -126,12 +127,27 @@ def _list_names(device: torch.device) -> dict[str, Any]:
     }
 
 
+def _hide(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Hides operators from the code's own dispatch modes, as C++ does: selective checkpoints'."""
+
+    def run_hidden(*arguments: Any) -> Tensor:
+        modes: Any = _get_current_dispatch_mode_stack()
+        with contextlib.ExitStack() as stack:
+            while modes and not type(modes.pop()).__module__.startswith("fxmem."):
+                stack.enter_context(_pop_mode_temporarily())
+            return run(*arguments)
+
+    return run_hidden
+
+
+@_hide
 def _allocate(
     device: torch.device, size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
 ) -> Tensor:
     return torch.empty_strided(size, stride, dtype=dtype, device=device)
 
 
+@_hide
 def _reinterpret(
     tensor: Tensor, size: tuple[int, ...], stride: tuple[int, ...], offset: int = 0
 ) -> Tensor:

@@ -57,13 +57,13 @@ INTERFACES = (
     _list(
         "torch.utils._python_dispatch",
         "TorchDispatchMode is_traceable_wrapper_subclass _disable_current_modes"
-        " _get_current_dispatch_mode_stack",
+        " _get_current_dispatch_mode_stack _push_mode _pop_mode _pop_mode_temporarily",
         "see each operator of a step; leave all modes for a moment; enter them in threads",
         "none: PyTorch's documentation names the first for this use",
     ),
     _list(
         "torch.overrides",
-        "_get_current_function_mode_stack _len_torch_function_stack _pop_mode_temporarily",
+        "_get_current_function_mode_stack _pop_mode_temporarily _push_mode _pop_mode",
         "enter the modes of a script in its threads, and leave them for an analysis within",
         "pass each mode on by hand",
     ),

@@ -116,6 +116,11 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     # -- what the compiler asks, and where it stops --
     ("torch._dynamo.convert_frame.CatchErrorsWrapper?", "__call__", _COMPILE),
     ("torch._dynamo.guards.CheckFunctionManager?", "__init__", _COMPILE),
+    (
+        "torch._C._dynamo.guards.RootGuardManager?",
+        "add_torch_function_mode_stack_guard",
+        _COMPILE,
+    ),
     ("torch._dynamo.eval_frame?", "set_fullgraph_compiled_frame_count", _COMPILE),
     ("torch._dynamo.utils?", "set_torch_function_mode_stack run_node", _COMPILE),
     ("torch._dynamo.output_graph.OutputGraph?", "example_inputs", _COMPILE),

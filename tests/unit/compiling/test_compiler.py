@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 import fxmem
 from fxmem import TraceError, UsageError
@@ -245,6 +251,28 @@ def test_flexible_attention_keeps_its_result_and_a_row_of_sums() -> None:
     rows = 4 * 8 * 512
     assert {4 * rows, 2 * 64 * rows} <= {*kept.values()}
     assert sum(kept.values()) < 2 * 2.1 * 64 * rows  # x, the result and little else
+
+
+def test_a_selective_checkpoint_sees_no_buffers_of_compiled_code_within() -> None:
+    """As torchtitan has it around flexible attention; on the GPU, C++ makes the buffers."""
+    compiled: Any = torch.compile(lambda x: torch.sin(x).cos() + 1)
+    seen: list[Any] = []
+
+    def choose(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+        seen.append(operator)
+        is_saved = operator is torch.ops.aten.mm.default
+        return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+    with fxmem.record(gpu="h100", steps=2) as recording:
+        net = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(2))).cuda()
+        x = torch.randn(4096, 1024, device="cuda")
+        for _ in range(3):
+            contexts = functools.partial(create_selective_checkpoint_contexts, choose)
+            run: Any = lambda x: net[1](compiled(net[0](x)))  # noqa: E731
+            checkpoint(run, x, use_reentrant=False, context_fn=contexts).sum().backward()
+    names = {str(operator) for operator in seen}
+    assert "aten.mm.default" in names and not {"aten.empty_strided.default"} & names
+    assert recording.notes == ("torch.compile: 1 graph.",)
 
 
 def test_attention_that_the_host_lacks_is_compiled() -> None:
