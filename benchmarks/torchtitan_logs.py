@@ -60,6 +60,7 @@ class Run:
         active: As ``reserved``.
         edits: Files, what was there, and what replaces it.
         settings: Of CUDA's allocator.
+        world_size: How many GPUs.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Run:
     active: tuple[float | None, float | None] = (None, None)
     edits: tuple[tuple[str, str, str], ...] = ()
     settings: str = "expandable_segments:True"
+    world_size: int = 8
 
     def list_published(self) -> Iterator[tuple[str, float, str, int]]:
         """Lists figures: what each is, how much, and its name and step in a report."""
@@ -79,11 +81,33 @@ class Run:
                     yield f"{self.name}, {steps[index]}, {what}", published, key, index
 
 
+_COMPILE = " --training.compile"
+_FLOAT8 = (
+    _COMPILE
+    + " --float8.enable_float8_linear --float8.enable_fsdp_float8_all_gather"
+    + " --float8.precompute_float8_dynamic_scale_for_fsdp"
+)
+_PAIRS = _SCRIPT + " --training.batch_size 2"
 _POLICY = _SCRIPT + " --training.fsdp_reshard_after_forward "
 RUNS = (
     Run("5940ddeb5, reshard default", "5940ddeb5", _POLICY + "default", (42.08, 49.59)),
     Run("5940ddeb5, reshard always", "5940ddeb5", _POLICY + "always", (41.89, 49.41)),
     Run("5940ddeb5, reshard never", "5940ddeb5", _POLICY + "never", (54.66, 62.18)),
+    Run("eddce1265, compiled", "eddce1265", _SCRIPT + _COMPILE, (None, 47.65)),
+    *(
+        Run(
+            f"9dec370ad, {gpus} GPUs{what}",
+            "9dec370ad",
+            _PAIRS + options,
+            (None, gib),
+            settings="",
+            world_size=gpus,
+        )
+        for gpus, figures in ((8, (82.4, 77.0, 76.8)), (128, (67.0, 62.0, 61.8)))
+        for gib, (what, options) in zip(
+            figures, (("", ""), (", compiled", _COMPILE), (", float8", _FLOAT8)), strict=True
+        )
+    ),
     Run("e23bb707d, whole loss", "e23bb707d", _MODULE, (None, 49.58)),
     Run("e23bb707d, loss in chunks", "e23bb707d", _MODULE, (None, 42.26), edits=_CHUNKED),
     Run(
@@ -144,7 +168,7 @@ def predict(run: Run, sources: Path) -> list[tuple[str, float, float]]:
         texts = copy / "tests" / "assets" / "c4_test"
         texts.mkdir(parents=True, exist_ok=True)
         shutil.copy(data / "data.json", texts)
-        options = ["--world-size", "8", "--gpu", "h100-nvl", "--attention", "flash"]
+        options = ["--world-size", str(run.world_size), "--gpu", "h100-nvl", "--attention", "flash"]
         options += ["--steps", "2", "--json", "-o", str(data / "report.json")]
         command = shlex.split(run.command.format(data=data))
         output = subprocess.run(

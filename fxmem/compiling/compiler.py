@@ -26,7 +26,7 @@ from fxmem.compiling.lowering import lower_graph
 from fxmem.compiling.padding import answer_benchmarks
 from fxmem.compiling.places import Direction, PlaceLog
 from fxmem.compiling.wrapper import make_program
-from fxmem.errors import FxmemError, UsageError, summarize_error
+from fxmem.errors import FxmemError, TraceError, UsageError, summarize_error
 from fxmem.kernels.functions import Lowering
 from fxmem.kernels.registry import Backend
 from fxmem.patching import hold_process, leave_recording, patch, resume_recording
@@ -99,6 +99,7 @@ class _Compiler:
         self._graphs = self._recompilations = 0
         self._breaks: dict[str, None] = {}
         self._codes: list[Any] = []
+        self._failure = ""
 
     def compile(self, model: Any = None, **options: Any) -> Any:
         """Takes the arguments of ``torch.compile``."""
@@ -184,6 +185,10 @@ class _Compiler:
                 patch({convert.CatchErrorsWrapper: {"__call__": convert_outside}}),
             ):
                 yield
+        except NotImplementedError as error:  # of flexible attention, which only runs compiled
+            if not self._failure:
+                raise
+            raise TraceError(self._failure, hint="it does not run eagerly: leave it out") from error
         finally:
             rules.SKIP_DIRS.remove(_OWN_FOLDER)
             rules._recompile_re()
@@ -289,8 +294,9 @@ class _Compiler:
     def _note_failure(self, code: Any, error: Exception) -> None:
         """Notes that a function could not be compiled here, and runs eagerly."""
         if NOT_COMPILED not in self._recorder.notes:
-            note = f"{_name_code(code)} could not be compiled here: {summarize_error(error)}"
-            self._recorder.notes |= {NOT_COMPILED: None, note: None}
+            cause = summarize_error(error)
+            self._failure = f"{_name_code(code)} could not be compiled here: {cause}"
+            self._recorder.notes |= {NOT_COMPILED: None, self._failure: None}
 
 
 def _skip_frame(*, is_all: bool = False) -> Any:

@@ -71,29 +71,32 @@ def run(
     session = Session(options, steps, launcher)
     if progress is not None:
         progress.describe = session.describe_progress
-    with session.watch():
-        try:
-            launcher.launch([*(("python", "-m") if is_module else ()), script, *arguments])
-        except EnoughSteps:
-            pass
-        except KeyboardInterrupt:
-            if progress is None or not session.windows:
-                raise
-            return session.describe(partial=True)
-        except SystemExit as error:
-            if error.code not in (None, 0) and not session.windows:
-                raise TraceError(
-                    f"{launcher.script} ended with exit code {error.code!r} before a step",
-                    hint="give its arguments after its name"
-                    if error.code == 2  # as argparse
-                    else "its own output says why",
-                ) from error
-        except Exception as error:
-            if not session.is_done:
-                if isinstance(error, FxmemError):
+    try:
+        with session.watch():
+            try:
+                launcher.launch([*(("python", "-m") if is_module else ()), script, *arguments])
+            except EnoughSteps:
+                pass
+            except KeyboardInterrupt:
+                if progress is None or not session.windows:
                     raise
-                raise _explain(error, launcher.script, size_hint is not None) from error
-        session.end()
+                return session.describe(partial=True)
+            except SystemExit as error:
+                if error.code not in (None, 0) and not session.windows:
+                    raise TraceError(
+                        f"{launcher.script} ended with exit code {error.code!r} before a step",
+                        hint="give its arguments after its name"
+                        if error.code == 2  # as argparse
+                        else "its own output says why",
+                    ) from error
+            except Exception:
+                if not session.is_done:
+                    raise
+            session.end()
+    except FxmemError:
+        raise
+    except Exception as error:
+        raise _explain(error, launcher.script, size_hint is not None) from error
     launcher.check_place()
     return session.describe()
 

@@ -303,6 +303,25 @@ def test_code_that_the_compiler_cannot_take_runs_eagerly(monkeypatch: pytest.Mon
     assert any("could not be compiled here" in note for note in analysis.setup.notes)
 
 
+def test_attention_that_cannot_be_compiled_here_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of 128 channels on an H100 under PyTorch 2.6: flexible attention does not run eagerly."""
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("No choices to select")
+
+    monkeypatch.setattr("fxmem.compiling.compiler.lower_graph", fail)
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        "from torch.nn.attention.flex_attention import flex_attention\n"
+        "q = torch.randn(1, 2, 256, 128, device='cuda', requires_grad=True)\n"
+        "torch.compile(flex_attention)(q, q, q).sum().backward()\n"
+    )
+    with pytest.raises(TraceError, match=r"could not be compiled here: .*No choices to select"):
+        fxmem.run(str(tmp_path / "train.py"))
+
+
 def test_a_smaller_budget_keeps_less_and_recomputes_more() -> None:
     analysis = analyze_stack(Stack(), compile=True)
     found = fxmem.memory_budgets(analysis, (0.3, 1.0))
