@@ -42,8 +42,18 @@ _SAME_DTYPE = {
 """Positions of two arguments of one dtype; the tests hold this against what real tensors do."""
 _RUN_BY = {"fsdp::chunk_cat": aten._chunk_cat.out}
 """Operators of ``torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py``, and those they run."""
+_FAKE_KEYS = (
+    *("Meta", "CompositeImplicitAutograd"),
+    *("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional"),
+)
 _MASKS = (torch.bool, torch.uint8)
 _INDICES = (torch.int64, torch.int32)
+
+
+@functools.cache
+def _has_fake_kernel(func: Any) -> bool:
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return any(has_kernel(func.name(), key) for key in _FAKE_KEYS)
 
 
 @functools.cache
@@ -147,6 +157,8 @@ class OperatorRunner:
             return result
         if _is_foreach_in_place(func) and all(tensor.constant is None for tensor in args[0]):
             return None  # FakeTensorMode would run it tensor by tensor, for no result
+        if "out" in kwargs and not _has_fake_kernel(func):
+            return kwargs["out"]  # FakeTensorMode would compute with real tensors as large
         result = self._cache.run(func, args, kwargs)
         # FakeTensorMode computes with known scalars on the host, and leaves the result there. What
         # is changed in place has its device; the result that the mode returns is dropped.

@@ -40,6 +40,18 @@ def test_a_kernel_of_the_target_comes_before_pytorch_s() -> None:
         assert run(runner, aten.exp.default, torch.zeros(4, 4)).shape == (4, 4)
 
 
+def test_nothing_is_computed_for_a_result_that_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As inductor calls products in float8; they have no fake kernel for a given result."""
+    fake_tensor = "torch._subclasses.fake_tensor"
+    monkeypatch.setattr(f"{fake_tensor}.run_fallback_kernel", lambda *_: pytest.fail("computed"))
+    with make_fake_mode():
+        a, b = (torch.zeros(32, 32).to(torch.float8_e4m3fn) for _ in range(2))
+        scale, out = torch.ones(()), torch.zeros(32, 32, dtype=torch.bfloat16)
+        scaled = aten._scaled_mm.out
+        result = run(make_runner(Backend("cpu")), scaled, a, b.t(), scale, scale, out=out)
+    assert result is out
+
+
 def test_what_is_computed_with_a_scalar_stays_on_the_device() -> None:
     """FakeTensorMode leaves the result of two scalars whose values it knows on the host."""
     with make_fake_mode():
