@@ -8,6 +8,7 @@ import gc
 import weakref
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -60,6 +61,11 @@ LONG_STEP = 100_000
 """Operators of a step, as of a GPT of 20 layers that accumulates 32 gradients (nanochat)."""
 
 
+def _call_warm_up(step: Analysis) -> Analysis:
+    window = step.setup.window.replace("step", "warm-up")
+    return replace(step, setup=replace(step.setup, window=window))
+
+
 class EnoughSteps(BaseException):
     """Ends the script: all steps asked for are recorded, and another begins."""
 
@@ -86,6 +92,7 @@ class Session:
         if steps is not None and steps < 1:
             raise UsageError(f"--steps must be 1 or more, got {steps}")
         self.windows: list[Analysis] = []
+        self._warm_ups = 0
         self._left = count_left()
         self._options = options
         self._steps = steps
@@ -207,7 +214,8 @@ class Session:
     def is_done(self) -> bool:
         """Whether all steps asked for are recorded; where none were, three, or two long ones."""
         is_long = any(len(step.graph.operations) > LONG_STEP for step in self.windows)
-        return len(self.windows) >= (self._steps or (2 if is_long else 3))
+        count = len(self.windows) - self._warm_ups
+        return count >= (self._steps or (2 if is_long else 3))
 
     def read_place(self) -> tuple[int, int]:
         """Reads how many windows have ended, and how many operations this one has."""
@@ -225,7 +233,8 @@ class Session:
         operators = sum(len(step.graph.operations) for step in self.windows)
         operators += len(self._recorder.operations)
         compiling = self._recorder.compiling and f", compiling {self._recorder.compiling}"
-        return f", step {len(self.windows) + 1}, {operators:,} operators{compiling}"
+        number = len(self.windows) + 1 - self._warm_ups
+        return f", step {number}, {operators:,} operators{compiling}"
 
     def describe(self, *, partial: bool = False) -> ScriptRun:
         """Describes the steps.
@@ -256,7 +265,7 @@ class Session:
         self._label_state()
         graph = assemble_graph(recorder, tracer.nodes)
         optimizers = dict.fromkeys(type(o).__name__ for o in self._list_optimizers())
-        number = len(self.windows) + 1
+        number = len(self.windows) + 1 - self._warm_ups
         done = not self.windows or not self._optimizers or bool(self._stepped)
         setup = Setup(
             model=self._launcher.script,
@@ -383,6 +392,9 @@ class Session:
         @functools.wraps(init)
         def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             init(optimizer, *args, **kwargs)
+            if not self._optimizers:  # a backward before the first is no step
+                self._warm_ups = len(self.windows)
+                self.windows = [*map(_call_warm_up, self.windows)]
             self._optimizers.append(weakref.ref(optimizer))
 
         return __init__

@@ -75,4 +75,5 @@ def _describe_driver() -> SimpleNamespace:
         get_current_stream=lambda _device=0: 0,
         get_active_torch_device=lambda: torch.device("cuda", GPU_DEVICE.index),
         get_device_interface=lambda: torch.cuda,
+        get_benchmarker=lambda: None,  # Triton 3.3 asks where an autotuner is made
     )

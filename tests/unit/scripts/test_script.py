@@ -692,6 +692,22 @@ def run(device):
 """
 
 
+def test_a_backward_before_the_first_optimizer_is_no_step(write: Write) -> None:
+    """As in modded-nanogpt's scripts, "to prevent a bug on some systems"."""
+    script = write(
+        """
+        torch.empty(1, device="cuda", requires_grad=True).backward()
+        layer = nn.Linear(4, 4, device="cuda")
+        optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+        for _ in range(3):
+            layer(torch.ones(2, 4, device="cuda")).sum().backward()
+            optimizer.step()
+        """
+    )
+    steps = fxmem.run(str(script), steps=2).steps
+    assert [step.setup.window for step in steps] == ["warm-up 1", "step 1", "step 2"]
+
+
 def test_a_backward_within_backward_recomputes_and_ends_no_step(write: Write) -> None:
     """As a reentrant checkpoint's: without an optimizer the outer backward alone ends a step."""
     script = write(f"{NESTED}\nfor _ in range(3):\n    run('cuda')\n")

@@ -78,6 +78,7 @@ def test_a_launch_on_real_tensors_is_triton_s(kernel: _Kernel) -> None:
         target = driver.active.get_current_target()
         properties = driver.active.utils.get_device_properties(0)
         device = driver.active.get_active_torch_device()
+        driver.active.get_benchmarker()  # where Triton 3.3 makes an autotuner
     assert kernel.launched == [((2,), (real,), {"n": 2})]
     assert (target.backend, target.arch, target.warp_size) == ("cuda", 90, 32)
     assert properties["multiprocessor_count"] == 132
