@@ -339,14 +339,19 @@ the subtest that ran before in its process.
     ),
 )
 _LOGS = """
-The most that a rank of eight holds, as the script logs it. `fxmem run --world-size 8 --gpu h100-nvl
+The most that a rank holds, as the script logs it. `fxmem run --world-size 8 --gpu h100-nvl
 --attention flash` runs torchtitan's own `train.py` at the commit, with torch 2.13, and the
-published figures are those of the commit's message. Told were: flash attention, which torch of
-those months prefers on an H100 to cuDNN's; the length of a logging interval; made-up texts, and
-made-up tokenizers of 128,256 and 32,000 words; and what follows.
+published figures are those of the commit's message or of a report. Told were: flash attention,
+which torch of those months prefers on an H100 to cuDNN's; the length of a logging interval; made-up
+texts, and made-up tokenizers of 128,256 and 32,000 words; and what follows.
 
 - 5940ddeb5 (February 2025, #822): Llama 3 8B, batch 1 of 8,192 tokens, checkpoints by operator,
   expandable segments as in `run_llama_train.sh`. Nothing is edited.
+- eddce1265 (January 2025): the same with `--training.compile`, which compiles block by block, as
+  #808 has it for comparison with float8.
+- 9dec370ad (December 2024): Llama 3.1 8B, batch 2, tables 1 and 3 of torchtitan's
+  `benchmarks/llama3_h100_202412_torchtitan.md`, eager and with `--training.compile`. The
+  allocator's settings are not published; the default ones are taken.
 - e23bb707d (March 2025, #996): as before. The loss in chunks is defined there and used nowhere, so
   `loss_fn` of `torchtitan/models/llama/__init__.py` is edited to be it.
 - 83c879f18 (March 2024, #165): Llama 2 7B, batch 8 of 2,048 tokens, no expandable segments,
@@ -368,8 +373,8 @@ A rank of many, on a machine without GPUs and with a process group whose other r
 _NOT_MODELLED = """
 ## Not modelled
 
-- torchtitan's figures with `torch.compile` (with and without float8, tables 1 and 3: 77.0, 76.8,
-  62.0 and 61.8 GiB): inductor's buffers are not those of eager mode.
+- torchtitan's figures with float8 (tables 1 and 3: 76.8 and 61.8 GiB): torchao of that month fails
+  under torch 2.13, and fake tensors with it under 2.7.
 - Its figures with float8 and context parallelism (table 2: 83.9, 84.2, 84.0 and 84.5 GiB), with
   asynchronous tensor parallelism (table 4), and with pipelines that are compiled (tables 5 and 6).
 - fms-acceleration's rows with LoRA, and those with bitsandbytes.
@@ -388,7 +393,7 @@ def main() -> None:
     if chosen.sources:
         checks = [functools.partial(check_log, run, chosen.sources) for run in RUNS]
         everything.insert(
-            1, Section("torchtitan: its own script at three commits", _LOGS, checks, GIB)
+            1, Section("torchtitan: its own script at five commits", _LOGS, checks, GIB)
         )
     sections = [section for section in everything if chosen.only.lower() in section.title.lower()]
     parts = ["# Many GPUs", write_stamp(COMMAND), _HEAD.strip()]
