@@ -1,10 +1,11 @@
-"""Compiled training scripts of openai/parameter-golf, against the memory that their logs have.
+"""Compiled training scripts of public records, against the memory that their logs have.
 
-    python -m benchmarks.parameter_golf --sources DIR [--only NAME ...] [-o PAGE]
+    python -m benchmarks.compiled_scripts --sources DIR [--only NAME ...] [-o PAGE]
 
-``DIR`` holds a checkout of the repository. Each record's script runs unchanged, as one of eight
-ranks, under the release of torch that its log names (environments.py). Data and tokenizer are
-stand-ins of the same form; so is FlashAttention 3, by PyTorch's own attention.
+``DIR`` holds checkouts of openai/parameter-golf and KellerJordan/modded-nanogpt, by those names.
+Each record's script runs unchanged, as one of eight ranks, under the release of torch that its log
+names, or the next after its nightly build (environments.py). Data and tokenizer are stand-ins of
+the same form; so is FlashAttention 3, by PyTorch's own attention.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from tabulate import tabulate
 from benchmarks.environments import ENVIRONMENTS, open_folder, prepare_environment
 from benchmarks.stamp import write_time
 
-_FOLDER = "records/track_10min_16mb"
+_GOLF = "parameter-golf/records/track_10min_16mb"
+_MODDED = "modded-nanogpt/records/track_1_short"
 _MIB = 1 << 20
 _TOKENIZER = """
 class SentencePieceProcessor:
@@ -51,17 +53,19 @@ class Record:
         name: Of its folder.
         release: Of torch; where the log does not say, that of another log of its time.
         allocated_mib: The peak of rank 0.
-        reserved_mib: The same of the reserved memory.
+        reserved_mib: The same of the reserved memory; None where the log does not say.
         settings: Of the script, as its README or the number of parameters in its log has them.
-        script: In the folder.
+        script: In the folder; a log begins with the script.
+        track: The folder of records.
     """
 
     name: str
     release: str
     allocated_mib: int
-    reserved_mib: int
+    reserved_mib: int | None
     settings: Mapping[str, str] = field(default_factory=dict)
     script: str = "train_gpt.py"
+    track: str = _GOLF
 
 
 _FA3 = {"NUM_LAYERS": "11", "BIGRAM_VOCAB_SIZE": "2048"}
@@ -83,16 +87,20 @@ RECORDS = (
         "2026-03-20_Int6_MLP3x_SmearGate_BigramHash_MuonWD_SWA",
         *("2.10", 16962, 17072),
     ),
+    Record("2024-12-10_MFUTweaks", "2.7", 34239, None, script="*.txt", track=_MODDED),
+    Record("2024-12-17_SparsifyEmbeds", "2.7", 31361, 36734, script="*.txt", track=_MODDED),
+    Record("2025-01-04_SoftCap", "2.7", 31563, None, script="*.txt", track=_MODDED),
 )
 
 
 def write_stand_ins(folder: Path) -> dict[str, str]:
     """Writes data and modules, and returns the variables that point there."""
-    data = folder / "data"
-    data.mkdir()
-    for name, count in (("fineweb_train_000000", 2_000_000), ("fineweb_val_000000", 1_100_000)):
-        header = array.array("i", [20240520, 1, count] + [0] * 253)
-        tokens = array.array("H", [token % 1024 for token in range(count)])
+    data = folder / "data" / "fineweb10B"
+    data.mkdir(parents=True)
+    (folder / "logs").mkdir()
+    tokens = array.array("H", range(1024)) * 12_000
+    header = array.array("i", [20240520, 1, len(tokens)] + [0] * 253)
+    for name in ("fineweb_train_000001", "fineweb_val_000000"):
         (data / f"{name}.bin").write_bytes(header.tobytes() + tokens.tobytes())
     (folder / "sentencepiece.py").write_text(_TOKENIZER)
     (folder / "flash_attn_interface.py").write_text(_ATTENTION)
@@ -102,17 +110,28 @@ def write_stand_ins(folder: Path) -> dict[str, str]:
     return {"DATA_PATH": str(data), "TOKENIZER_PATH": tokenizer, "PYTHONPATH": paths}
 
 
+def find_script(record: Record, sources: Path, folder: Path) -> Path:
+    """Finds the script of a record, or writes it as its log has it."""
+    found = min((sources / record.track / record.name).glob(record.script))
+    if found.suffix == ".py":
+        return found
+    script = folder / "train_gpt.py"
+    script.write_text(found.read_text().partition("\n=====")[0])
+    return script
+
+
 def predict(record: Record, sources: Path, environments: Path) -> tuple[float, float]:
     """Predicts the peaks of allocated and reserved memory, in MiB."""
     environment = next(each for each in ENVIRONMENTS if each.release == record.release)
     python = prepare_environment(environment, environments)
     with tempfile.TemporaryDirectory() as folder:
         variables = os.environ | write_stand_ins(Path(folder)) | record.settings
+        script = find_script(record, sources.resolve(), Path(folder))
         report = Path(folder) / "report.json"
         command = [str(python), "-m", "fxmem", "run", "--gpu", "h100", "--world-size", "8"]
         run = subprocess.run(
-            [*command, "--steps", "2", "-o", str(report), record.script],
-            cwd=sources / _FOLDER / record.name,
+            [*command, "--steps", "2", "-o", str(report), script.name],
+            cwd=script.parent,
             env=variables,
             capture_output=True,
             text=True,
@@ -129,7 +148,7 @@ def predict(record: Record, sources: Path, environments: Path) -> tuple[float, f
 def main() -> None:
     """Runs the records and writes the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sources", type=Path, required=True, help="a checkout")
+    parser.add_argument("--sources", type=Path, required=True, help="checkouts, by name")
     parser.add_argument("--only", nargs="*", default=[each.name for each in RECORDS])
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
@@ -143,22 +162,23 @@ def main() -> None:
                 rows.append([*row, str(error)])
             else:
                 differences = (f"{100 * (found[0] / record.allocated_mib - 1):+.1f}",)
-                reserved = record.reserved_mib, f"{found[1]:.0f}"
+                reserved = record.reserved_mib or "-", f"{found[1]:.0f}"
                 rows.append([*row, f"{found[0]:.1f}", *differences, *reserved])
             print(*rows[-1], file=sys.stderr, flush=True)
     headers = ["record", "torch", "allocated, MiB", "predicted", "differs by %", "reserved, MiB"]
     only = "" if len(rows) == len(RECORDS) else f" --only {' '.join(options.only)}"
-    command = f"python -m benchmarks.parameter_golf --sources DIR{only}"
+    command = f"python -m benchmarks.compiled_scripts --sources DIR{only}"
     page = f"""# Compiled training scripts
 
 `{command}` at {write_time()}, each script
 under the release of torch in the table, on the CPU.
 
-Records of [openai/parameter-golf](https://github.com/openai/parameter-golf), the first by date:
-GPTs of 9 to 11 layers that `torch.compile` compiles as a whole, trained by Muon on eight H100s. The
-logs have the peaks of rank 0 after some thousand steps and an evaluation; fxmem ran two steps of
-the unchanged scripts. LowerLR's script is NaiveBaseline's under another release, in which
-`rms_norm` is not yet one operator.
+The first records by date of [parameter-golf](https://github.com/openai/parameter-golf) (2026), and
+three of [modded-nanogpt](https://github.com/KellerJordan/modded-nanogpt) (2024 and 2025): GPTs of 9
+to 12 layers that `torch.compile` compiles as a whole, trained by Muon on eight H100s; the latter
+with `flex_attention`, under nightly builds before torch 2.7. The logs have the peaks of rank 0
+after some thousand steps and evaluations; fxmem ran two steps of the unchanged scripts. LowerLR's
+script is NaiveBaseline's under another release, in which `rms_norm` is not yet one operator.
 
 {tabulate(rows, [*headers, "predicted"], tablefmt="github", disable_numparse=True)}
 """
