@@ -14,11 +14,10 @@ import functools
 import linecache
 import os
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -163,18 +162,22 @@ def comes_of_held(arguments: Any, answer: Any) -> bool:
     return False
 
 
-def answer_fake_checks() -> contextlib.AbstractContextManager[None]:
+def answer_fake_checks(module: ModuleType) -> contextlib.AbstractContextManager[None]:
     """Lets tensors of known value pass for real ones where transformers asks.
 
     ``masking_utils._ignore_causal_mask_sdpa`` looks whether a mask masks anything, but not into
     fake tensors, for which it makes masks that no run has.
+
+    Args:
+        module: ``transformers.utils.import_utils``.
     """
-    module, name = sys.modules.get("transformers.utils.import_utils"), "is_fake_tensor"
-    if not hasattr(module, name):
+    if not hasattr(module, "is_fake_tensor"):
         return contextlib.nullcontext()
-    return patch(
-        {module: {name: lambda value: isinstance(value, FakeTensor) and find_known(value) is None}}
-    )
+
+    def is_fake_tensor(value: object) -> bool:
+        return isinstance(value, FakeTensor) and find_known(value) is None
+
+    return patch({module: {"is_fake_tensor": is_fake_tensor}})
 
 
 # -- checks ----------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from fxmem.parallelism.layout import Layout
 from fxmem.parallelism.process_group import offer_group
 from fxmem.patching import hold_process, leave_recording, patch
 from fxmem.recording.recorder import Recorder
-from fxmem.tracing.compiled import leave_out_compiler
+from fxmem.tracing.compiled import leave_out_compiler, patch_when_imported
 from fxmem.tracing.conditions import leave_autocast
 from fxmem.training.options import Options
 from fxmem.versions.fallbacks import keeps_casts_in_inference
@@ -184,7 +184,7 @@ def imitate_target(
     with (
         recorder.watch_resizing(),
         recorder.casts.watch_exits(),
-        answer_fake_checks(),
+        patch_when_imported("transformers.utils.import_utils", answer_fake_checks),
         lower_functions(target) as notes,
         leave_out_compiler(recorder.notes)
         if compilation is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,3 +94,26 @@ def test_a_mask_that_is_given_is_looked_into(
     analysis = fxmem.analyze(model, ("3x4", mask), device="cpu")
     assert any(node.target == "tanh" for node in analysis.nodes) is is_masked
     assert library.is_fake_tensor is is_fake_tensor
+
+
+def test_a_mask_is_looked_into_where_a_script_imports_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
+        monkeypatch.delitem(sys.modules, name)
+    folder = tmp_path / "transformers" / "utils"
+    folder.mkdir(parents=True)
+    (folder / "import_utils.py").write_text(
+        "from torch._subclasses import FakeTensor\n"
+        "def is_fake_tensor(x):\n"
+        "    return isinstance(x, FakeTensor)\n"
+    )
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        "from transformers.utils.import_utils import is_fake_tensor\n"
+        "mask = torch.arange(4, device='cuda').diff()\n"
+        "assert not is_fake_tensor(mask)\n"
+    )
+    fxmem.run(str(tmp_path / "train.py"))
+    for name in ("transformers", "transformers.utils", "transformers.utils.import_utils"):
+        sys.modules.pop(name, None)
