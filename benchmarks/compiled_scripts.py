@@ -104,7 +104,8 @@ def write_stand_ins(folder: Path) -> dict[str, str]:
         (data / f"{name}.bin").write_bytes(header.tobytes() + tokens.tobytes())
     (folder / "sentencepiece.py").write_text(_TOKENIZER)
     (folder / "flash_attn_interface.py").write_text(_ATTENTION)
-    (folder / "tokenizer.model").touch()
+    for name in ("zstandard.py", "tokenizer.model"):  # which compresses what is trained
+        (folder / name).touch()
     paths = f"{folder}{os.pathsep}{Path(__file__).parents[1]}"
     tokenizer = str(folder / "tokenizer.model")
     return {"DATA_PATH": str(data), "TOKENIZER_PATH": tokenizer, "PYTHONPATH": paths}
@@ -141,7 +142,7 @@ def predict(record: Record, sources: Path, environments: Path) -> tuple[float, f
             raise RuntimeError(run.stderr.strip().splitlines()[-1])
         found = json.loads(report.read_text())
         if found["compile"] != "compiled":
-            raise RuntimeError(f"{found['compile']}: {'; '.join(found['notes'])}")
+            raise RuntimeError(f"{found['compile']}: {'; '.join(found['script']['notes'])}")
     return found["peak_bytes"] / _MIB, found["reserved_bytes"] / _MIB
 
 
