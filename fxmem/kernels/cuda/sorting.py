@@ -7,10 +7,14 @@ Source: ``aten/src/ATen/native/cuda/Sort.cpp``, ``SortStable.cu``, ``TensorTopK.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import torch
+from torch import Tensor
 from torch._ops import OpOverload
 
+from fxmem.fakes.fake_mode import LeanDispatchMode
 from fxmem.kernels.cuda.gpu import CUDA, current_gpu
 from fxmem.kernels.registry import OperatorCall
 from fxmem.kernels.workspace import dense_bytes, size_bytes
@@ -55,6 +59,26 @@ def _segments_bytes(count: int, length: int, itemsize: int) -> int:
     pairs = count * itemsize + radix_sort_bytes(count, itemsize, _INDEX_BYTES)
     bits = max(1, (segments - 1).bit_length())
     return 2 * count * _INDEX_BYTES + max(pairs, radix_sort_bytes(count, _INDEX_BYTES, 0, bits))
+
+
+class _CheckLess(LeanDispatchMode):  # type: ignore[no-untyped-call]
+    """Leaves a check of values undone that C++ makes of tensors on the host alone."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return True if func is aten.equal.default else func(*args, **(kwargs or {}))
+
+
+def _register_quantile(function: Callable[..., Any]) -> None:
+    """aten/src/ATen/native/Sorting.cpp, ``quantile_impl``: is each of them between 0 and 1?"""
+
+    @CUDA.function(function)
+    def find_quantile(*args: Any, **kwargs: Any) -> Any:
+        with _CheckLess():  # type: ignore[no-untyped-call]
+            return function(*args, **kwargs)
+
+
+for _quantile in (torch.quantile, torch.nanquantile, Tensor.quantile, Tensor.nanquantile):
+    _register_quantile(_quantile)
 
 
 def _register_sort(overload: OpOverload) -> None:

@@ -286,6 +286,18 @@ def test_attention_that_the_host_lacks_is_compiled() -> None:
     assert any("efficient_attention" in each.name for each in analysis.graph.operations)
 
 
+def test_quantiles_are_compiled_that_the_host_would_check() -> None:
+    """As weights are quantised in parameter-golf's scripts."""
+
+    class Clipped(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            most = torch.quantile(self.weight.abs(), 0.99, dim=1)
+            return x @ self.weight.clamp_max(most[:, None]).t()
+
+    analysis = fxmem.analyze(Clipped(64, 64), ("8x64",), mode="infer", compile=True)
+    assert analysis.setup.compile == "compiled"
+
+
 def test_a_plan_is_of_eager_mode() -> None:
     compiled = analyze_stack(Stack(), compile=True)
     with pytest.raises(UsageError, match="a plan is of eager mode, and this step is compiled"):
