@@ -350,8 +350,8 @@ texts, and made-up tokenizers of 128,256 and 32,000 words; and what follows.
 - eddce1265 (January 2025): the same with `--training.compile`, which compiles block by block, as
   #808 has it for comparison with float8.
 - 9dec370ad (December 2024): Llama 3.1 8B, batch 2, tables 1 and 3 of torchtitan's
-  `benchmarks/llama3_h100_202412_torchtitan.md`, eager and with `--training.compile`. The
-  allocator's settings are not published; the default ones are taken.
+  `benchmarks/llama3_h100_202412_torchtitan.md`, eager, with `--training.compile`, and with float8
+  besides, by torchao 0.8. The allocator's settings are not published; the default ones are taken.
 - e23bb707d (March 2025, #996): as before. The loss in chunks is defined there and used nowhere, so
   `loss_fn` of `torchtitan/models/llama/__init__.py` is edited to be it.
 - 83c879f18 (March 2024, #165): Llama 2 7B, batch 8 of 2,048 tokens, no expandable segments,
@@ -373,10 +373,9 @@ A rank of many, on a machine without GPUs and with a process group whose other r
 _NOT_MODELLED = """
 ## Not modelled
 
-- torchtitan's figures with float8 (tables 1 and 3: 76.8 and 61.8 GiB): torchao of that month fails
-  under torch 2.13, and fake tensors with it under 2.7.
-- Its figures with float8 and context parallelism (table 2: 83.9, 84.2, 84.0 and 84.5 GiB), with
-  asynchronous tensor parallelism (table 4), and with pipelines that are compiled (tables 5 and 6).
+- torchtitan's figures with float8 and context parallelism (table 2: 83.9, 84.2, 84.0 and 84.5
+  GiB), with asynchronous tensor parallelism (table 4), and with pipelines that are compiled (tables
+  5 and 6).
 - fms-acceleration's rows with LoRA, and those with bitsandbytes.
 """
 

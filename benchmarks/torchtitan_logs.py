@@ -1,8 +1,8 @@
 """torchtitan's own training script at past commits, against the memory in its published logs.
 
 The sources are not here: a folder holds a checkout of each commit, named by the commit. Data and
-tokenizers are made up. Needs ``datasets``, ``tiktoken``, ``torchdata``, ``sentencepiece`` and
-``tensorboard``, which the script imports.
+tokenizers are made up. Needs ``datasets``, ``tiktoken``, ``torchdata``, ``sentencepiece``,
+``tensorboard``, ``triton`` and, for float8, ``torchao==0.8``, which the script imports.
 """
 
 from __future__ import annotations
@@ -82,6 +82,11 @@ class Run:
 
 
 _COMPILE = " --training.compile"
+_FLOAT8 = (
+    _COMPILE
+    + " --float8.enable_float8_linear --float8.enable_fsdp_float8_all_gather"
+    + " --float8.precompute_float8_dynamic_scale_for_fsdp"
+)
 _PAIRS = _SCRIPT + " --training.batch_size 2"
 _POLICY = _SCRIPT + " --training.fsdp_reshard_after_forward "
 RUNS = (
@@ -101,8 +106,10 @@ RUNS = (
         for what, option, gib, gpus in (
             ("8 GPUs", "", 82.4, 8),
             ("8 GPUs, compiled", _COMPILE, 77.0, 8),
+            ("8 GPUs, float8", _FLOAT8, 76.8, 8),
             ("128 GPUs", "", 67.0, 128),
             ("128 GPUs, compiled", _COMPILE, 62.0, 128),
+            ("128 GPUs, float8", _FLOAT8, 61.8, 128),
         )
     ),
     Run("e23bb707d, whole loss", "e23bb707d", _MODULE, (None, 49.58)),

@@ -26,6 +26,8 @@ def run_on_locals(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     from torch.distributed.tensor import DTensor  # which takes a second to import
 
     specs = [_find_spec(tensor) for tensor in args[0]]
+    if all(spec is None for spec in specs):  # other wrappers, as torchao's weights of float8
+        return NotImplemented
     for values in (*args, *kwargs.values()):
         for spec, value in zip(specs, values if isinstance(values, list) else (), strict=False):
             found = _find_spec(value)

@@ -16,6 +16,7 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 import fxmem
@@ -130,6 +131,16 @@ def test_tensor_parallel_steps_make_no_tensors_of_global_shapes() -> None:
 
     analysis = fxmem.analyze(Net(), f"40x{WIDTH}", mesh={"tp": 2}, parallelize=split, loss="mse")
     assert not [s for s in analysis.graph.storages if s.shape == (40, 4 * WIDTH)]
+
+
+def test_lists_of_other_wrappers_run_as_the_wrapper_has_them() -> None:
+    """As in the optimizer's step where torchao's weights are shards."""
+    with fxmem.record(device="cpu") as recording:
+        parts = (torch.zeros(4, device="cpu") for _ in range(2))
+        torch._foreach_add_([TwoTensor(*parts)], 1)
+    assert [each.name for each in recording.steps[0].graph.operations].count(
+        "aten._foreach_add_.Scalar"
+    ) == 2
 
 
 def test_the_rank_with_the_highest_peak() -> None:
