@@ -78,6 +78,7 @@ def run_compiler(recorder: Recorder, target: Backend, compilation: Compilation) 
     """
     compiler = _Compiler(recorder, target, compilation.activation_memory_budget)
     with (
+        compiler.tell_failure(),
         patch({torch: {"compile": compiler.compile}}),
         patch_when_imported("torch._dynamo", lambda _module: compiler.watch_dynamo()),
     ):
@@ -172,9 +173,6 @@ class _Compiler:
             graphs: {"example_inputs": list_own_inputs},
             convert: _NO_MODES,
             utils: {"run_node": run_on_target},
-            importlib.import_module(_CHECKS).RootGuardManager: {
-                "add_torch_function_mode_stack_guard": _guard_code_s_modes
-            },
         }
         rules.SKIP_DIRS.append(_OWN_FOLDER)  # hooks of the recording are no part of the code
         rules._recompile_re()
@@ -185,10 +183,6 @@ class _Compiler:
                 patch({convert.CatchErrorsWrapper: {"__call__": convert_outside}}),
             ):
                 yield
-        except NotImplementedError as error:  # of flexible attention, which only runs compiled
-            if not self._failure:
-                raise
-            raise TraceError(self._failure, hint="it does not run eagerly: leave it out") from error
         finally:
             rules.SKIP_DIRS.remove(_OWN_FOLDER)
             rules._recompile_re()
@@ -196,6 +190,16 @@ class _Compiler:
             reset_code: Any = importlib.import_module(_EVALUATE).reset_code
             for code in self._codes:
                 reset_code(code)
+
+    @contextlib.contextmanager
+    def tell_failure(self) -> Iterator[None]:
+        """Tells what could not be compiled where it does not run eagerly: flexible attention."""
+        try:
+            yield
+        except NotImplementedError as error:
+            if not self._failure:
+                raise
+            raise TraceError(self._failure, hint="it does not run eagerly: leave it out") from error
 
     def _excuse_failures(self) -> contextlib.AbstractContextManager[None]:
         """Has a function with ``fullgraph=True`` run eagerly that cannot be compiled here.
@@ -310,7 +314,7 @@ def _skip_frame(*, is_all: bool = False) -> Any:
 
 
 def _keep_own_modes() -> contextlib.AbstractContextManager[None]:
-    """Has compiled code that enters or leaves a mode do so on top of the recording's modes."""
+    """Has compiled code enter modes on top of the recording's, and guard the others alone."""
     utils: Any = importlib.import_module("torch._dynamo.utils")
     set_modes = utils.set_torch_function_mode_stack
 
@@ -319,7 +323,14 @@ def _keep_own_modes() -> contextlib.AbstractContextManager[None]:
         own = [mode for mode in every if type(mode).__module__.startswith(_OWN_PACKAGE)]
         set_modes([*own, *modes])
 
-    return patch({utils: {"set_torch_function_mode_stack": set_modes_above}})
+    return patch(
+        {
+            utils: {"set_torch_function_mode_stack": set_modes_above},
+            importlib.import_module(_CHECKS).RootGuardManager: {
+                "add_torch_function_mode_stack_guard": _guard_code_s_modes
+            },
+        }
+    )
 
 
 def _guard_code_s_modes(root: Any, modes: list[Any], *names: Any) -> None:
