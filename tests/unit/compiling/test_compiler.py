@@ -315,6 +315,7 @@ def test_code_that_the_compiler_cannot_take_runs_eagerly(monkeypatch: pytest.Mon
     assert any("could not be compiled here" in note for note in analysis.setup.notes)
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")  # 2.9
 def test_attention_that_cannot_be_compiled_here_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
