@@ -147,6 +147,11 @@ def _apply_again(applied: list[tuple[Any, str, Any, Any]]) -> None:
         _replace(owner, name, value)
 
 
+def is_own_mode(mode: object) -> bool:
+    """Returns whether a mode of torch's is the recording's, and not the code's."""
+    return type(mode).__module__.startswith("fxmem.")
+
+
 def count_left() -> int:
     """Counts the recordings that are left for an analysis within them."""
     return _left

@@ -29,7 +29,7 @@ from fxmem.compiling.wrapper import make_program
 from fxmem.errors import FxmemError, TraceError, UsageError, summarize_error
 from fxmem.kernels.functions import Lowering
 from fxmem.kernels.registry import Backend
-from fxmem.patching import hold_process, leave_recording, patch, resume_recording
+from fxmem.patching import hold_process, is_own_mode, leave_recording, patch, resume_recording
 from fxmem.recording.recorder import Recorder
 from fxmem.source import is_user_file
 from fxmem.tracing.compiled import COMPILED, NOT_COMPILED, patch_when_imported
@@ -100,7 +100,7 @@ class _Compiler:
         self._graphs = self._recompilations = 0
         self._breaks: dict[str, None] = {}
         self._codes: list[Any] = []
-        self._failure = ""
+        self._failures: dict[Any, str] = {}
 
     def compile(self, model: Any = None, **options: Any) -> Any:
         """Takes the arguments of ``torch.compile``."""
@@ -197,9 +197,11 @@ class _Compiler:
         try:
             yield
         except NotImplementedError as error:
-            if not self._failure:
+            codes = [step.f_code for step, _ in traceback.walk_tb(error.__traceback__)]
+            failures = [self._failures[code] for code in codes if code in self._failures]
+            if not failures or "no rule registered" not in str(error):
                 raise
-            raise TraceError(self._failure, hint="it does not run eagerly: leave it out") from error
+            raise TraceError(failures[-1], hint="it does not run eagerly: leave it out") from error
 
     def _excuse_failures(self) -> contextlib.AbstractContextManager[None]:
         """Has a function with ``fullgraph=True`` run eagerly that cannot be compiled here.
@@ -297,10 +299,10 @@ class _Compiler:
 
     def _note_failure(self, code: Any, error: Exception) -> None:
         """Notes that a function could not be compiled here, and runs eagerly."""
+        failure = f"{_name_code(code)} could not be compiled here: {summarize_error(error)}"
+        self._failures[code] = failure
         if NOT_COMPILED not in self._recorder.notes:
-            cause = summarize_error(error)
-            self._failure = f"{_name_code(code)} could not be compiled here: {cause}"
-            self._recorder.notes |= {NOT_COMPILED: None, self._failure: None}
+            self._recorder.notes |= {NOT_COMPILED: None, failure: None}
 
 
 def _skip_frame(*, is_all: bool = False) -> Any:
@@ -320,8 +322,7 @@ def _keep_own_modes() -> contextlib.AbstractContextManager[None]:
 
     def set_modes_above(modes: list[Any]) -> None:
         every = utils.get_torch_function_mode_stack()
-        own = [mode for mode in every if type(mode).__module__.startswith(_OWN_PACKAGE)]
-        set_modes([*own, *modes])
+        set_modes([*filter(is_own_mode, every), *modes])
 
     return patch(
         {
@@ -337,8 +338,7 @@ def _guard_code_s_modes(root: Any, modes: list[Any], *names: Any) -> None:
     """Guards function modes that the code has entered: backward has left the recording's."""
 
     def list_types(modes: list[Any]) -> list[type]:
-        types = [type(mode) for mode in modes]
-        return [each for each in types if not each.__module__.startswith(_OWN_PACKAGE)]
+        return [type(mode) for mode in modes if not is_own_mode(mode)]
 
     functions: Any = torch.overrides
     types = list_types(modes)

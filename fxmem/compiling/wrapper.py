@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode_temporarily
 
 from fxmem.compiling.places import Direction, Place, PlaceLog
+from fxmem.patching import is_own_mode
 
 _POINTER = re.compile(r"\b(?:in_out_ptr|in_ptr|out_ptr)\d+\b")
 _BEFORE, _AFTER = "_before_buffer", "_after_buffer"
@@ -133,7 +134,7 @@ def _hide(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def run_hidden(*arguments: Any) -> Tensor:
         modes: Any = _get_current_dispatch_mode_stack()
         with contextlib.ExitStack() as stack:
-            while modes and not type(modes.pop()).__module__.startswith("fxmem."):
+            while modes and not is_own_mode(modes.pop()):
                 stack.enter_context(_pop_mode_temporarily())
             return run(*arguments)
 

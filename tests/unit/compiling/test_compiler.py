@@ -333,6 +333,14 @@ def test_attention_that_cannot_be_compiled_here_says_why(
     )
     with pytest.raises(TraceError, match=r"could not be compiled here: .*No choices to select"):
         fxmem.run(str(tmp_path / "train.py"))
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        "x = torch.ones(4, device='cuda', requires_grad=True)\n"
+        "torch.compile(torch.sin)(x).sum().backward()\n"
+        "raise NotImplementedError('another reason')\n"
+    )
+    with pytest.raises(TraceError, match="another reason"):
+        fxmem.run(str(tmp_path / "train.py"))
 
 
 def test_a_smaller_budget_keeps_less_and_recomputes_more() -> None:
