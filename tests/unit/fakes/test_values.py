@@ -103,6 +103,8 @@ def test_a_mask_is_looked_into_where_a_script_imports_the_library(
         monkeypatch.delitem(sys.modules, name)
     folder = tmp_path / "transformers" / "utils"
     folder.mkdir(parents=True)
+    for package in (folder, folder.parent):
+        (package / "__init__.py").touch()
     (folder / "import_utils.py").write_text(
         "from torch._subclasses import FakeTensor\n"
         "def is_fake_tensor(x):\n"
