@@ -57,6 +57,15 @@ def _no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def full_precision() -> Iterator[None]:
+    """Keeps float32 off tensor cores, for which cuDNN reorders operands in a workspace."""
+    import torch
+
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        yield
+
+
+@pytest.fixture
 def quick_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans after few trials, where a test is not about how good they are."""
     monkeypatch.setattr("fxmem.planning.strategies.problem.SMALL_STEP_TRIALS", 1)

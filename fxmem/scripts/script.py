@@ -73,32 +73,39 @@ def run(
         progress.describe = session.describe_progress
     try:
         with session.watch():
-            try:
-                launcher.launch([*(("python", "-m") if is_module else ()), script, *arguments])
-            except EnoughSteps:
-                pass
-            except KeyboardInterrupt:
-                if progress is None or not session.windows:
-                    raise
-                return session.describe(partial=True)
-            except SystemExit as error:
-                if error.code not in (None, 0) and not session.windows:
-                    raise TraceError(
-                        f"{launcher.script} ended with exit code {error.code!r} before a step",
-                        hint="give its arguments after its name"
-                        if error.code == 2  # as argparse
-                        else "its own output says why",
-                    ) from error
-            except Exception:
-                if not session.is_done:
-                    raise
+            _launch(
+                session, launcher, [*(("python", "-m") if is_module else ()), script, *arguments]
+            )
             session.end()
+    except KeyboardInterrupt:
+        if progress is None or not session.windows:
+            raise
+        return session.describe(partial=True)
     except FxmemError:
         raise
     except Exception as error:
         raise _explain(error, launcher.script, size_hint is not None) from error
     launcher.check_place()
     return session.describe()
+
+
+def _launch(session: Session, launcher: Launcher, command: Sequence[str]) -> None:
+    """Runs a script until it ends, or has the steps that were asked for."""
+    try:
+        launcher.launch(command)
+    except EnoughSteps:
+        pass
+    except SystemExit as error:
+        if error.code not in (None, 0) and not session.windows:
+            raise TraceError(
+                f"{launcher.script} ended with exit code {error.code!r} before a step",
+                hint="give its arguments after its name"
+                if error.code == 2  # as argparse
+                else "its own output says why",
+            ) from error
+    except Exception:
+        if not session.is_done:
+            raise
 
 
 def _explain(error: Exception, script: str, has_size_hint: bool) -> FxmemError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -147,13 +147,6 @@ PAIRS: dict[str, Pair] = {
     ),
 }
 """By name: the module, the same with a change, its inputs, the changed node, and the call."""
-
-
-@pytest.fixture
-def full_precision() -> Iterator[None]:
-    """Keeps cuDNN from workspaces that are more than what a change saves."""
-    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        yield
 
 
 @pytest.mark.usefixtures("full_precision")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +38,6 @@ def arguments(dims: int = 2, groups: int = 1, *, padding: int = 0, flip: bool = 
 
 def empty(*sizes: int, dtype: torch.dtype = F32) -> Tensor:
     return torch.empty(sizes, dtype=dtype)
-
-
-@pytest.fixture
-def full_precision() -> Iterator[None]:
-    """Keeps float32 off tensor cores, for which cuDNN reorders operands."""
-    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        yield
 
 
 class TestBackend:
