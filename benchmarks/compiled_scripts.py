@@ -3,9 +3,9 @@
     python -m benchmarks.compiled_scripts --sources DIR [--only NAME ...] [-o PAGE]
 
 ``DIR`` holds checkouts of openai/parameter-golf and KellerJordan/modded-nanogpt, by those names.
-Each record's script runs unchanged, as one of eight ranks, under the release of torch that its log
-names, or the next after its nightly build (environments.py). Data and tokenizer are stand-ins of
-the same form; so is FlashAttention 3, by PyTorch's own attention.
+Each record's script runs unchanged, as one of the log's ranks, under the release of torch that the
+log names, or the next after its nightly build (environments.py). Data and tokenizer are stand-ins
+of the same form; so is FlashAttention 3, by PyTorch's own attention.
 """
 
 from __future__ import annotations
@@ -51,12 +51,14 @@ class Record:
 
     Attributes:
         name: Of its folder.
-        release: Of torch; where the log does not say, that of another log of its time.
+        release: Of torch; where the log does not say, that of another log of its author, or of
+            most of its time.
         allocated_mib: The peak of rank 0.
         reserved_mib: The same of the reserved memory; None where the log does not say.
         settings: Of the script, as its README or the number of parameters in its log has them.
         script: In the folder; a log begins with the script.
         track: The folder of records.
+        ranks: How many processes ran.
     """
 
     name: str
@@ -66,16 +68,28 @@ class Record:
     settings: Mapping[str, str] = field(default_factory=dict)
     script: str = "train_gpt.py"
     track: str = _GOLF
+    ranks: int = 8
 
 
+_LONG = {"TRAIN_BATCH_TOKENS": "786432", "TRAIN_SEQ_LEN": "2048", "MLP_MULT": "3"}
+_ROPE = {"ROPE_DIMS": "16", "LN_SCALE": "1", "LATE_QAT": "1", "QAT_THRESHOLD": "0.1"}
 _FA3 = {"NUM_LAYERS": "11", "BIGRAM_VOCAB_SIZE": "2048"}
 RECORDS = (
+    Record("2026-03-17_LoRA_TTT", "2.10", 10184, 10624, script="train_v0.txt"),
+    Record("2026-03-17_LoRA_TTT", "2.7", 10334, 10348, script="train_v1.txt", ranks=2),
     Record("2026-03-17_NaiveBaseline", "2.10", 10184, 10200),
+    Record("2026-03-18_FP16Embed_WD3600", "2.9", 10111, 10302, {"MLP_HIDDEN": "992"}),
+    Record("2026-03-18_LongContextSeq2048", "2.8", 10247, 10488),
     Record("2026-03-18_LowerLR", "2.8", 10246, 10310),
     Record("2026-03-19_10L_MixedPrecision", "2.8", 11389, 11704, {"NUM_LAYERS": "10"}),
     Record("2026-03-19_MLP3x_QAT_Int6_SlidingWindow", "2.9", 11188, 11490, {"MLP_MULT": "3"}),
+    Record("2026-03-19_MixedQuant_Int6Int8_SlidingWindow", "2.9", 11251, 11396),
     Record("2026-03-19_Seq2048_FP16Emb_TunedLR", "2.8", 12108, 12414, {"MLP_HIDDEN": "1344"}),
+    Record("2026-03-19_SlidingWindowEval", "2.9", 10119, 10294),
+    Record("2026-03-19_SlidingWindow_FP16Emb_10L_MuonWD_OvertoneInit", "2.9", 11329, 11514),
     Record("2026-03-19_TrainingOptSeq4096", "2.8", 7748, 8070),
+    Record("2026-03-19_WarmdownQuantization", "2.6", 16840, 17936, _LONG, script="train.log"),
+    Record("2026-03-19_int6_STE QAT_ MLP_bigram _U_Net", "2.9", 11273, 11438, script="train.log"),
     Record("2026-03-19_smeargate_orthoinit_muonwd", "2.9", 11340, 11504, script="train_gpt_v5.py"),
     Record("2026-03-20_10L_Int5MLP_MuonWD04_SWA50", "2.10", 18871, 18976),
     Record(
@@ -84,8 +98,18 @@ RECORDS = (
         {**_FA3, "XSA_LAST_N": "3"},
     ),
     Record(
+        "2026-03-20_11L_XSA4_EMA_Int6_MLP3x_WD04_1.1271",
+        *("2.9", 20600, 20658),
+        {**_FA3, "XSA_LAST_N": "4", "EMA_ENABLED": "1", "SWA_ENABLED": "0"},
+    ),
+    Record(
         "2026-03-20_Int6_MLP3x_SmearGate_BigramHash_MuonWD_SWA",
         *("2.10", 16962, 17072),
+    ),
+    Record(
+        "2026-03-21_11L_XSA4_EMA_PartialRoPE_LateQAT_1.1248",
+        *("2.9", 20596, 20652),
+        {**_FA3, "XSA_LAST_N": "4", "EMA_ENABLED": "1", "SWA_ENABLED": "0", **_ROPE},
     ),
     Record("2024-12-10_MFUTweaks", "2.7", 34239, None, script="*.txt", track=_MODDED),
     Record("2024-12-17_SparsifyEmbeds", "2.7", 31361, 36734, script="*.txt", track=_MODDED),
@@ -129,7 +153,16 @@ def predict(record: Record, sources: Path, environments: Path) -> tuple[float, f
         variables = os.environ | write_stand_ins(Path(folder)) | record.settings
         script = find_script(record, sources.resolve(), Path(folder))
         report = Path(folder) / "report.json"
-        command = [str(python), "-m", "fxmem", "run", "--gpu", "h100", "--world-size", "8"]
+        command = [
+            str(python),
+            "-m",
+            "fxmem",
+            "run",
+            "--gpu",
+            "h100",
+            "--world-size",
+            str(record.ranks),
+        ]
         run = subprocess.run(
             [*command, "--steps", "2", "-o", str(report), script.name],
             cwd=script.parent,

@@ -21,7 +21,7 @@ from fxmem.loading.target import load_target
 from fxmem.parallelism.layout import Layout, ParallelizeChoice, resolve_layout
 from fxmem.recording.size_hints import SizeHint
 from fxmem.setup import Setup
-from fxmem.tracing.compiled import is_compiled, read_compile, unwrap_compiled
+from fxmem.tracing.compiled import compare_peaks, is_compiled, read_compile, unwrap_compiled
 from fxmem.tracing.modules import describe_model, remember_model
 from fxmem.training.blueprint import Blueprint
 from fxmem.training.failures import is_traced
@@ -260,8 +260,7 @@ def _note_eager(analysis: Analysis) -> Analysis:
         eager = analyze_again(analysis, compilation=None, frontend="record")
     except TraceError:  # flex_attention is for compiled code
         return analysis
-    peaks = (format_bytes(each.peak_bytes) for each in (eager, analysis))
-    note = "Eager mode's peak is {}, that of compiled code {}.".format(*peaks)
+    note = compare_peaks(eager.peak_bytes, analysis.peak_bytes)
     return replace(analysis, setup=replace(setup, notes=(*setup.notes, note)))
 
 

@@ -38,7 +38,8 @@ def run(
     tensors, which have no memory; operators on them are recorded and compute nothing. Everything
     else is real: data sets, loaders, files. Reading a fake tensor's value, such as a loss, returns
     1; an assertion gets the answer that passes. The script ends when all of its optimizers have
-    stepped so many times.
+    stepped so many times; where it compiles, after another step, which runs eagerly and is compared
+    in a note.
 
     Args:
         script: The path of a script, the name of a module, or a program that starts one, as
@@ -68,7 +69,7 @@ def run(
     options = resolve_device(device, gpu, attention, alloc_conf, size_hint)
     chosen = resolve_compilation(None if compile else False, activation_memory_budget)
     options = replace(options, compilation=chosen)
-    session = Session(options, steps, launcher)
+    session = Session(options, steps, launcher, adds_eager_step=True)
     if progress is not None:
         progress.describe = session.describe_progress
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping
@@ -43,7 +44,7 @@ from fxmem.scripts.script_run import ScriptRun
 from fxmem.scripts.script_tracer import ScriptTracer
 from fxmem.scripts.threads import follow_threads
 from fxmem.setup import Setup
-from fxmem.tracing.compiled import read_compile
+from fxmem.tracing.compiled import compare_peaks, force_eager, read_compile
 from fxmem.training.isolation import imitate_target, offer_machine
 from fxmem.training.options import Options
 from fxmem.training.step import note_assumptions
@@ -78,6 +79,7 @@ class Session:
         steps: How many steps to record; None for three, or two long ones.
         launcher: Names what runs, and counts the GPUs.
         keeps_real: Whether modules that are moved get their real tensors back in the end.
+        adds_eager_step: Whether a step in eager mode follows those of compiled code, to compare.
     """
 
     def __init__(
@@ -87,12 +89,15 @@ class Session:
         launcher: Launcher,
         *,
         keeps_real: bool = False,
+        adds_eager_step: bool = False,
     ) -> None:
         check_release()
         if steps is not None and steps < 1:
             raise UsageError(f"--steps must be 1 or more, got {steps}")
         self.windows: list[Analysis] = []
         self._warm_ups = 0
+        self._adds_eager_step, self._runs_eagerly = adds_eager_step, False
+        self._eager_bytes: int | None = None
         self._left = count_left()
         self._options = options
         self._steps = steps
@@ -118,7 +123,7 @@ class Session:
         target, recorder = self._options.target, self._recorder
         fake_mode = make_fake_mode()
         with contextlib.ExitStack() as stack:
-            enter = stack.enter_context
+            enter = self._enter = stack.enter_context
             enter(hold_process())
             stack.callback(self._restore)
             memory = self._offer_counters() if target.name == "cuda" else None
@@ -234,7 +239,8 @@ class Session:
         operators += len(self._recorder.operations)
         compiling = self._recorder.compiling and f", compiling {self._recorder.compiling}"
         number = len(self.windows) + 1 - self._warm_ups
-        return f", step {number}, {operators:,} operators{compiling}"
+        step = "a step in eager mode" if self._runs_eagerly else f"step {number}"
+        return f", {step}, {operators:,} operators{compiling}"
 
     def describe(self, *, partial: bool = False) -> ScriptRun:
         """Describes the steps.
@@ -250,9 +256,12 @@ class Session:
             )
         operators = (each.name for step in self.windows for each in step.graph.operations)
         noted = (*note_assumptions(self._recorder), *self._noted)
-        notes = (*noted, *self._options.list_notes(operators))
+        notes = [*noted, *self._options.list_notes(operators)]
+        if self._eager_bytes is not None:
+            compiled_bytes = max(step.peak_bytes for step in self.windows)
+            notes.append(compare_peaks(self._eager_bytes, compiled_bytes))
         return ScriptRun(
-            tuple(self.windows), tuple(self._recorder.reads.reads.values()), notes, partial
+            tuple(self.windows), tuple(self._recorder.reads.reads.values()), tuple(notes), partial
         )
 
     def _end_window(self) -> None:
@@ -280,11 +289,23 @@ class Session:
             attention=self._options.architecture.attention,
             compile=read_compile(self._recorder.notes),
         )
-        self.windows.append(Analysis(setup, graph, self._options.settings, self._options.gpu))
+        self._keep_window(Analysis(setup, graph, self._options.settings, self._options.gpu))
         gc.collect(0)
         self._stepped.clear()
         tracer.begin_window()
         recorder.begin_step()
+
+    def _keep_window(self, step: Analysis) -> None:
+        """Keeps a window, or the peak of the eager one that follows those of compiled code."""
+        if self._runs_eagerly:
+            self._eager_bytes, self._runs_eagerly = step.peak_bytes, False
+            return
+        self.windows.append(step)
+        if self._adds_eager_step and self.is_done and step.setup.compile == "compiled":
+            self._runs_eagerly = True
+            self._enter(force_eager(torch._dynamo))
+            self._enter(warnings.catch_warnings())
+            warnings.simplefilter("ignore")  # such as that the script should compile
 
     def _label_state(self) -> None:
         names = self._tracer.label_modules()
@@ -385,7 +406,7 @@ class Session:
 
         What comes before one, such as a line that prints the peak, is the last step's.
         """
-        if self.is_done:
+        if self.is_done and not self._runs_eagerly:
             raise EnoughSteps
 
     def _see_optimizer(self, init: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from fxmem.patching import leave_recording, patch
+from fxmem.units import format_bytes
 
 NOT_COMPILED = "torch.compile was left out: the figures are of eager mode."
 COMPILED = "torch.compile: "
@@ -69,23 +70,40 @@ def leave_out_compiler(notes: MutableMapping[str, None]) -> Iterator[None]:
             notes[NOT_COMPILED] = None
         return model if model is not None else lambda function: function
 
-    def force_eager(package: Any) -> contextlib.AbstractContextManager[Any]:
-        module = package.eval_frame
-        find_callback = module._callback_from_stance
+    def note_and_force_eager(package: Any) -> contextlib.AbstractContextManager[Any]:
+        find_callback = package.eval_frame._callback_from_stance
 
         def find_no_callback(callback: Any) -> Any:
             if callback:
                 notes[NOT_COMPILED] = None
             return find_callback(callback)
 
-        eager = module.DynamoStance("force_eager")
-        return patch({module: {"_stance": eager, "_callback_from_stance": find_no_callback}})
+        return force_eager(package, _callback_from_stance=find_no_callback)
 
     with (
         patch({torch: {"compile": compile_nothing}, nn.Module: {"compile": compile_nothing}}),
-        patch_when_imported(_DYNAMO, force_eager),
+        patch_when_imported(_DYNAMO, note_and_force_eager),
     ):
         yield
+
+
+def force_eager(package: Any, **replaced: Any) -> contextlib.AbstractContextManager[Any]:
+    """Runs compiled functions eagerly, within; ``package`` is ``torch._dynamo``.
+
+    ``torch.compiler.set_stance`` would refuse to in a hook of a compiled optimizer.
+    """
+    module = package.eval_frame
+    return patch({module: {"_stance": module.DynamoStance("force_eager"), **replaced}})
+
+
+def compare_peaks(eager_bytes: int, compiled_bytes: int) -> str:
+    """Compares the peaks of a step in eager mode and compiled, in a note.
+
+    >>> compare_peaks(18 << 30, 12 << 30)
+    "Eager mode's peak is 18.0 GiB, that of compiled code 12.0 GiB."
+    """
+    eager, compiled = format_bytes(eager_bytes), format_bytes(compiled_bytes)
+    return f"Eager mode's peak is {eager}, that of compiled code {compiled}."
 
 
 @contextlib.contextmanager

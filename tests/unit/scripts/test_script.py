@@ -24,6 +24,7 @@ from benchmarks.allocator_trace import check
 from benchmarks.scripts import measure_script, predict_script
 from fxmem import Category, FxmemError, Phase, ScriptRun, TraceError, UsageError
 from fxmem.gpus import CONTEXT_BYTES
+from fxmem.units import format_bytes
 
 MODEL = """
 import copy, math, os, sys
@@ -492,6 +493,42 @@ def test_modules_have_the_names_of_the_script(write: Write) -> None:
     """)
     names = [node.name for node in fxmem.run(str(script)).largest.nodes]
     assert {"net.module.0", "net.module.4", "critic", "sum"} <= set(names)
+
+
+COMPILED = """
+net = nn.Linear(512, 512).cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+@torch.compile
+def loss_of(x):
+    return (net(x).tanh().sin() + 1).square().mean()
+
+for step in range(STEPS):
+    optimizer.zero_grad()
+    loss_of(torch.ones(8192, 512, device="cuda")).backward()
+    optimizer.step()
+    print("stepped")
+"""
+
+
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_a_step_in_eager_mode_follows_those_of_compiled_code(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = write(COMPILED.replace("STEPS", "9"))
+    run = fxmem.run(str(script), gpu="h100", steps=2)
+    assert capsys.readouterr().out == "stepped\n" * 3
+    eager = fxmem.run(str(script), gpu="h100", compile=False)
+    assert eager.largest.peak_bytes > run.largest.peak_bytes + 32 * 1024**2  # of sin's input
+    assert len(run.steps) == 2
+    assert run.notes == (
+        "torch.compile: 1 graph.",
+        f"Eager mode's peak is {format_bytes(eager.largest.peak_bytes)}, "
+        f"that of compiled code {format_bytes(run.largest.peak_bytes)}.",
+    )
+    # A script that ends with its steps gives nothing to compare.
+    assert fxmem.run(str(write(COMPILED.replace("STEPS", "2"))), steps=2).notes == run.notes[:1]
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
