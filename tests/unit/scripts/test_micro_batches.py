@@ -102,6 +102,53 @@ for _ in range(4):
     optimizer.zero_grad()
 """
 COMPILED = "model = torch.compile(model)" + PREFETCH
+EVALUATE = """
+def measure(x):
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=CASTS):
+        output = model(x)
+    return output["logits"].float().argmax(1).sum().item()
+
+for _ in range(2):
+    model.eval()
+    print([measure(make_batch()[0]) for _ in range(5)])
+    model.train()
+    x, y = make_batch()
+    model(x, y)["loss"].backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+EVALUATE_UNEVENLY = EVALUATE.replace(
+    "in range(5)]", "in range(4)] + [measure(make_batch()[0][:3])]"
+)
+A_CACHE = """
+class Cached(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x, past):
+        logits = self.model(x)["logits"]
+        past.seen += 1
+        if past.seen % 3 == 0:  # as caches that grow by pieces
+            past.pieces.append(torch.zeros(1 << 20, device="cuda"))
+        return logits
+
+class Cache:
+    seen, pieces = 0, []
+
+cached = Cached(model)
+for _ in range(2):
+    cached.eval()
+    with torch.no_grad():
+        cache = Cache()
+        for _ in range(5):
+            cached(make_batch()[0], cache)
+    model.train()
+    x, y = make_batch()
+    model(x, y)["loss"].backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 A_COUNTER = """
 class Counting(nn.Module):
     def __init__(self, model):
@@ -140,6 +187,10 @@ def run(script: Path, output: Any) -> tuple[ScriptRun, int]:
         (TWO_OUTPUTS, 12),
         (A_COUNTER, 12),
         (A_DRAW, 12),
+        (EVALUATE.replace("CASTS", "False"), 7),
+        (EVALUATE.replace("CASTS", "True"), 7),
+        (EVALUATE_UNEVENLY.replace("CASTS", "True"), 9),
+        (A_CACHE, 12),
     ],
 )
 def test_a_copy_is_what_a_recording_would_be(
