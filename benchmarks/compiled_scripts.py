@@ -72,6 +72,7 @@ class Record:
 
 
 _LONG = {"TRAIN_BATCH_TOKENS": "786432", "TRAIN_SEQ_LEN": "2048", "MLP_MULT": "3"}
+_AVERAGE = {"EMA_ENABLED": "1", "SWA_ENABLED": "0", "WARMUP_STEPS": "1"}
 _ROPE = {"ROPE_DIMS": "16", "LN_SCALE": "1", "LATE_QAT": "1", "QAT_THRESHOLD": "0.1"}
 _FA3 = {"NUM_LAYERS": "11", "BIGRAM_VOCAB_SIZE": "2048"}
 RECORDS = (
@@ -85,7 +86,7 @@ RECORDS = (
     Record("2026-03-19_MLP3x_QAT_Int6_SlidingWindow", "2.9", 11188, 11490, {"MLP_MULT": "3"}),
     Record("2026-03-19_MixedQuant_Int6Int8_SlidingWindow", "2.9", 11251, 11396),
     Record("2026-03-19_Seq2048_FP16Emb_TunedLR", "2.8", 12108, 12414, {"MLP_HIDDEN": "1344"}),
-    Record("2026-03-19_SlidingWindowEval", "2.9", 10119, 10294),
+    Record("2026-03-19_SlidingWindowEval", "2.9", 10119, 10294, {"QAT": "0"}),
     Record("2026-03-19_SlidingWindow_FP16Emb_10L_MuonWD_OvertoneInit", "2.9", 11329, 11514),
     Record("2026-03-19_TrainingOptSeq4096", "2.8", 7748, 8070),
     Record("2026-03-19_WarmdownQuantization", "2.6", 16840, 17936, _LONG, script="train.log"),
@@ -100,7 +101,7 @@ RECORDS = (
     Record(
         "2026-03-20_11L_XSA4_EMA_Int6_MLP3x_WD04_1.1271",
         *("2.9", 20600, 20658),
-        {**_FA3, "XSA_LAST_N": "4", "EMA_ENABLED": "1", "SWA_ENABLED": "0"},
+        {**_FA3, "XSA_LAST_N": "4", **_AVERAGE},
     ),
     Record(
         "2026-03-20_Int6_MLP3x_SmearGate_BigramHash_MuonWD_SWA",
@@ -109,7 +110,7 @@ RECORDS = (
     Record(
         "2026-03-21_11L_XSA4_EMA_PartialRoPE_LateQAT_1.1248",
         *("2.9", 20596, 20652),
-        {**_FA3, "XSA_LAST_N": "4", "EMA_ENABLED": "1", "SWA_ENABLED": "0", **_ROPE},
+        {**_FA3, "XSA_LAST_N": "4", **_AVERAGE, **_ROPE},
     ),
     Record("2024-12-10_MFUTweaks", "2.7", 34239, None, script="*.txt", track=_MODDED),
     Record("2024-12-17_SparsifyEmbeds", "2.7", 31361, 36734, script="*.txt", track=_MODDED),
