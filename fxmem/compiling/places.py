@@ -11,8 +11,7 @@ from typing import Any, Literal
 from torch import fx
 from torch._ops import OpOverload
 
-from fxmem.fakes.containers import iterate_tensors
-from fxmem.graph import SourceLocation, is_installed
+from fxmem.graph import Category, SourceLocation, is_installed
 from fxmem.recording.recorder import Recorder
 from fxmem.source import is_user_file
 from fxmem.tracing.nodes import TracedNode
@@ -98,36 +97,44 @@ def _find_line(trace: str) -> SourceLocation | None:
     )
 
 
+Nodes = dict[Place, TracedNode | None]
+"""The nodes of a run of forward, by place, without operators."""
+
+
 class PlaceLog:
     """Makes the places of a function's graphs nodes of a recording, while the graphs run."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self.see_kernel = recorder.see_kernel
-        # the nodes of each run of forward, by the storages of its buffers, in the step
-        self._operations: object = None
-        self._runs: dict[int, dict[Place, TracedNode | None]] = {}
+        self._operations: object = None  # of the step
+        self._runs: list[tuple[frozenset[int], Nodes]] = []  # of forward, by what each handed on
+        self._held: dict[int, list[str]] = {}  # what a buffer held, one after the other
 
-    def _find_run(self, inputs: Sequence[Any]) -> dict[Place, TracedNode | None]:
-        """Finds the nodes of the run of forward that has made one of the inputs."""
+    def _find_run(self, inputs: Sequence[Any]) -> Nodes:
+        """Finds the nodes of the run of forward that has handed on most of the inputs."""
         indices = self._recorder.find_storages(inputs)
         self._recorder.name_made(indices, "aten.zeros.default", _UNUSED)  # by autograd
-        return next((self._runs[index] for index in indices if index in self._runs), {})
+        counts = [len(given.intersection(indices)) for given, _ in self._runs]
+        most = max(counts, default=0)  # another graph's result may be one of them too
+        return self._runs[-1 - counts[::-1].index(most)][1] if most else {}
 
     @contextmanager
     def follow(
         self, places: Mapping[str, Place], inputs: Sequence[Any], way: Direction
-    ) -> Iterator[tuple[Callable[[str], None], Callable[[str, Any], None]]]:
+    ) -> Iterator[tuple[Callable[[str], None], Callable[[str, Any], None], Callable[[Any], Any]]]:
         """Follows a run of a graph, which belongs in backward to a run of forward.
 
         Yields:
-            A function that is called with the name of a buffer before the buffer is made, and one
-            that is called with the name and the buffer afterwards.
+            A function that is called with the name of a buffer before the buffer is made, one that
+            is called with the name and the buffer afterwards, and one that takes and returns the
+            results.
         """
         recorder = self._recorder
         if self._operations is not recorder.operations:
             self._operations = recorder.operations
             self._runs.clear()
+            self._held.clear()
         is_backward = way == "backward"
         nodes = self._find_run(inputs) if is_backward else {}
         del inputs  # which the wrapper frees as it goes
@@ -144,23 +151,38 @@ class PlaceLog:
             node = nodes[key]
             recorder.run_at(None if node is None else node.index)
 
-        def end() -> None:
-            last = recorder.ledger.node
-            if way == "forward" and any(nodes.values()) and last is not None:
-                recorder.autograd.give_running(last)
-            recorder.run_at(None)
-            recorder.ledger.node = before
-
         def see(name: str, buffer: Any) -> None:
             place, node = places[name], nodes[replace(places[name], operators=(), way="")]
             operators = "+".join(place.operators)
             label = operators if node is None else f"{place.way}{node.first_name}"
             if node is not None and operators != place.target:
                 label += f": {operators}"
-            for tensor in iterate_tensors(buffer):  # an operator may have several results
-                self._runs[recorder.name_buffer(tensor, label)] = nodes
+            self._name(buffer, label)  # an operator may have several results
+
+        def end(results: Any) -> Any:
+            if way == "forward":
+                self._runs.append((frozenset(recorder.find_storages(results)), nodes))
+            return results
 
         try:
-            yield enter, see
+            yield enter, see, end
         finally:
-            end()
+            last = recorder.ledger.node
+            if way == "forward" and any(nodes.values()) and last is not None:
+                recorder.autograd.give_running(last)
+            recorder.run_at(None)
+            recorder.ledger.node = before
+
+    def _name(self, buffer: Any, label: str) -> None:
+        """Names a buffer by what it holds, and by what it held before."""
+        for index in self._recorder.find_storages(buffer):
+            storage = self._recorder.ledger.storages[index]
+            held = self._held.setdefault(index, [storage.name] if storage.name else [])
+            if label not in held[-1:]:
+                held.append(label)
+            name, *others = held
+            if others:
+                name += f", reused {len(others)} times, last" if len(others) > 1 else ", reused"
+                name += f" for {label}"
+            if storage.category is Category.TEMPORARY:  # what it is for is not known yet
+                storage.name = name

@@ -69,9 +69,9 @@ def make_program(
         with (
             torch.no_grad(),
             torch._C.DisableTorchFunction(),  # the operators are the device's own
-            watched as (names[_BEFORE], names[_AFTER]),
+            watched as (names[_BEFORE], names[_AFTER], end),
         ):
-            return call(inputs)
+            return end(call(inputs))
 
     run._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd gives up its references
     return run

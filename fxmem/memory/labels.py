@@ -24,7 +24,7 @@ def label_storages(graph: MemoryGraph) -> tuple[str, ...]:
         The name of the storage; for a temporary of backward ``gradient of NODE`` where it is the
         gradient of that node's result, ``recompute of NODE`` where a checkpoint made it again,
         else ``backward of NODE``; for one of the optimizer ``update of PARAMETER``. The
-        operator where there is none of these.
+        operator where there is none of these. Buffers of compiled code have names of their own.
     """
     gradients = _find_gradients(graph)
     return tuple(_label_storage(graph, storage, gradients) for storage in graph.storages)
@@ -48,6 +48,10 @@ def _label_storage(graph: MemoryGraph, storage: Storage, gradients: Mapping[int,
         if updated:
             return f"update of {updated[0] if len(updated) == 1 else f'{len(updated)} parameters'}"
     elif storage.category is Category.TEMPORARY and made_by.phase is Phase.BACKWARD:
+        if storage.name and (
+            storage.node is None or storage.name != graph.nodes[storage.node].name
+        ):
+            return storage.name  # a buffer's of compiled code
         if storage.index in gradients:
             return f"gradient of {graph.nodes[gradients[storage.index]].name}"
         if storage.node is not None:

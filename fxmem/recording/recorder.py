@@ -140,14 +140,6 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             if storage is not None and storage.category in _UNNAMED:
                 storage.category, storage.name = category, read_fqn(name)
 
-    def name_buffer(self, tensor: torch.Tensor, name: str) -> int:
-        """Names a temporary storage by what it holds first, and returns its index."""
-        index = self.track(tensor)
-        storage = self.ledger.storages[index] if index != NO_STORAGE else None
-        if storage is not None and storage.category is Category.TEMPORARY:
-            storage.name = storage.name or name
-        return index
-
     def name_made(self, indices: Iterable[int], operator: str, name: str) -> None:
         """Names those storages that an operator of the step has made."""
         for storage in map(self.ledger.storages.__getitem__, indices):

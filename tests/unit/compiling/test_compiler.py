@@ -18,7 +18,7 @@ from torch.utils.checkpoint import (
 )
 
 import fxmem
-from fxmem import TraceError, UsageError
+from fxmem import Category, TraceError, UsageError
 from fxmem.scripts.recording import Recording
 from fxmem.scripts.script_run import Progress
 from fxmem.units import format_bytes
@@ -209,15 +209,41 @@ def test_a_model_is_compiled_however_it_is_asked_for() -> None:
 
 
 def test_buffers_lead_to_the_user_s_lines() -> None:
-    graph = analyze_stack(Stack(), compile=True).graph
-    saved = {each.name: each for each in graph.storages if each.category.value == "ACTIVATION"}
+    analysis = analyze_stack(Stack(), compile=True)
+    graph = analysis.graph
+    names = [each.name.partition(", reused")[0] for each in graph.storages]
+    saved = {names[each.storage]: graph.storages[each.storage] for each in analysis.saved}
     # Older releases keep the function too that the layer calls.
     layer = next(name for name in ("layers.1", "layers.1.linear") if f"{name}: addmm" in saved)
     node = graph.nodes[saved[f"{layer}: addmm"].node or 0]
     line = Stack.forward.__code__.co_firstlineno + 9
     assert (node.name, node.source and node.source.line) == (layer, line)
     assert node.saved_bytes and node.forward_flops and node.backward_flops
-    assert any(each.name.startswith("backward of layers.1") for each in graph.storages)
+    assert any(name.startswith("backward of layers.1") for name in names)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.sin(self.up(x)) * 1.5)
+
+
+def test_the_buffers_of_equal_blocks_are_each_of_its_own_in_backward_too() -> None:
+    """The code of three blocks is one; what the second hands on, the third keeps as its input."""
+    blocks = nn.Sequential(*[torch.compile(Block()) for _ in range(3)])
+    analysis = analyze_stack(blocks, autocast="bf16")
+    nodes = analysis.graph.nodes
+    for each in analysis.graph.storages:
+        if each.category is Category.GRADIENT and each.node is not None:
+            assert nodes[each.node].fqn == each.name.rpartition(".")[0].rpartition(".")[0]
+    assert {
+        "0.up: _to_copy, reused for 0.down: _to_copy",
+        "backward of 2.down: mm, reused for backward of 2.mul: mul+cos",
+        "backward of 0.up: sum",
+    } <= {*analysis.labels}
 
 
 def test_results_that_the_loss_leaves_out_get_zeros_as_gradients() -> None:
