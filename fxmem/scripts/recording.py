@@ -45,7 +45,7 @@ class Recording:
     @property
     def steps(self) -> tuple[Analysis, ...]:
         """The analysis of each step, in order; what ran after the last one comes last."""
-        return tuple(self._session.windows)
+        return tuple(self._session.windows.steps)
 
     @property
     def run(self) -> ScriptRun:

@@ -79,7 +79,7 @@ def run(
             )
             session.end()
     except KeyboardInterrupt:
-        if progress is None or not session.windows:
+        if progress is None or not session.windows.steps:
             raise
         return session.describe(partial=True)
     except FxmemError:
@@ -97,7 +97,7 @@ def _launch(session: Session, launcher: Launcher, command: Sequence[str]) -> Non
     except EnoughSteps:
         pass
     except SystemExit as error:
-        if error.code not in (None, 0) and not session.windows:
+        if error.code not in (None, 0) and not session.windows.steps:
             raise TraceError(
                 f"{launcher.script} ended with exit code {error.code!r} before a step",
                 hint="give its arguments after its name"
@@ -105,7 +105,7 @@ def _launch(session: Session, launcher: Launcher, command: Sequence[str]) -> Non
                 else "its own output says why",
             ) from error
     except Exception:
-        if not session.is_done:
+        if not session.windows.is_done:
             raise
 
 

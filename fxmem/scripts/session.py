@@ -9,7 +9,6 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from torch.utils import _device
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fxmem.analysis import Analysis
-from fxmem.errors import TraceError, UsageError
+from fxmem.errors import TraceError
 from fxmem.fakes.devices import translate_devices
 from fxmem.fakes.fake_mode import make_fake_mode
 from fxmem.gpus import CONTEXT_BYTES
@@ -43,8 +42,9 @@ from fxmem.scripts.script_recorder import LOAD, ScriptRecorder
 from fxmem.scripts.script_run import ScriptRun
 from fxmem.scripts.script_tracer import ScriptTracer
 from fxmem.scripts.threads import follow_threads
+from fxmem.scripts.windows import Windows
 from fxmem.setup import Setup
-from fxmem.tracing.compiled import compare_peaks, force_eager, read_compile
+from fxmem.tracing.compiled import force_eager, read_compile
 from fxmem.training.isolation import imitate_target, offer_machine
 from fxmem.training.options import Options
 from fxmem.training.step import note_assumptions
@@ -56,15 +56,6 @@ _MOST_STEPS = 100
 A critic takes up to 100 steps to one of its generator; layers that are trained one after the other
 have an optimizer each.
 """
-
-
-LONG_STEP = 100_000
-"""Operators of a step, as of a GPT of 20 layers that accumulates 32 gradients (nanochat)."""
-
-
-def _call_warm_up(step: Analysis) -> Analysis:
-    window = step.setup.window.replace("step", "warm-up")
-    return replace(step, setup=replace(step.setup, window=window))
 
 
 class EnoughSteps(BaseException):
@@ -92,15 +83,9 @@ class Session:
         adds_eager_step: bool = False,
     ) -> None:
         check_release()
-        if steps is not None and steps < 1:
-            raise UsageError(f"--steps must be 1 or more, got {steps}")
-        self.windows: list[Analysis] = []
-        self._warm_ups = 0
-        self._adds_eager_step, self._runs_eagerly = adds_eager_step, False
-        self._eager_bytes: int | None = None
+        self.windows = Windows(steps, adds_eager_step=adds_eager_step)
         self._left = count_left()
         self._options = options
-        self._steps = steps
         self._noted: Mapping[str, None] = {}
         self._launcher = launcher
         self._recorder = ScriptRecorder(options.target, options.hints)
@@ -215,32 +200,23 @@ class Session:
 
     # -- steps ---------------------------------------------------------------------------------
 
-    @property
-    def is_done(self) -> bool:
-        """Whether all steps asked for are recorded; where none were, three, or two long ones."""
-        is_long = any(len(step.graph.operations) > LONG_STEP for step in self.windows)
-        count = len(self.windows) - self._warm_ups
-        return count >= (self._steps or (2 if is_long else 3))
-
     def read_place(self) -> tuple[int, int]:
         """Reads how many windows have ended, and how many operations this one has."""
-        return len(self.windows), len(self._recorder.operations)
+        return len(self.windows.steps), len(self._recorder.operations)
 
     def end(self) -> None:
         """Keeps what ran after the last step, or all of a script without one."""
         operations = self._recorder.operations[1:]
         ran = any(operation.name not in (EMPTY_CACHE, LOAD) for operation in operations)
-        if ran and not self.is_done:
+        if ran and not self.windows.is_done:
             self._end_window()
 
     def describe_progress(self) -> str:
         """Describes how far the script is."""
-        operators = sum(len(step.graph.operations) for step in self.windows)
+        operators = sum(len(step.graph.operations) for step in self.windows.steps)
         operators += len(self._recorder.operations)
         compiling = self._recorder.compiling and f", compiling {self._recorder.compiling}"
-        number = len(self.windows) + 1 - self._warm_ups
-        step = "a step in eager mode" if self._runs_eagerly else f"step {number}"
-        return f", {step}, {operators:,} operators{compiling}"
+        return f", {self.windows.describe_running()}, {operators:,} operators{compiling}"
 
     def describe(self, *, partial: bool = False) -> ScriptRun:
         """Describes the steps.
@@ -248,21 +224,17 @@ class Session:
         Raises:
             TraceError: Nothing was recorded.
         """
-        if all(len(step.graph.operations) == 1 for step in self.windows):
+        steps = tuple(self.windows.steps)
+        if all(len(step.graph.operations) == 1 for step in steps):
             device = self._options.target.name
             raise TraceError(
                 f"{self._launcher.script} ended without an operation on {device}",
                 hint="does it move its model there? --device cpu records a script for the CPU",
             )
-        operators = (each.name for step in self.windows for each in step.graph.operations)
+        operators = (each.name for step in steps for each in step.graph.operations)
         noted = (*note_assumptions(self._recorder), *self._noted)
-        notes = [*noted, *self._options.list_notes(operators)]
-        if self._eager_bytes is not None:
-            compiled_bytes = max(step.peak_bytes for step in self.windows)
-            notes.append(compare_peaks(self._eager_bytes, compiled_bytes))
-        return ScriptRun(
-            tuple(self.windows), tuple(self._recorder.reads.reads.values()), tuple(notes), partial
-        )
+        notes = (*noted, *self._options.list_notes(operators), *self.windows.list_notes())
+        return ScriptRun(steps, tuple(self._recorder.reads.reads.values()), notes, partial)
 
     def _end_window(self) -> None:
         with self._recorder.ledger.lock:
@@ -274,8 +246,8 @@ class Session:
         self._label_state()
         graph = assemble_graph(recorder, tracer.nodes)
         optimizers = dict.fromkeys(type(o).__name__ for o in self._list_optimizers())
-        number = len(self.windows) + 1 - self._warm_ups
-        done = not self.windows or not self._optimizers or bool(self._stepped)
+        number = self.windows.number
+        done = not self.windows.steps or not self._optimizers or bool(self._stepped)
         setup = Setup(
             model=self._launcher.script,
             inputs=(),
@@ -289,23 +261,15 @@ class Session:
             attention=self._options.architecture.attention,
             compile=read_compile(self._recorder.notes),
         )
-        self._keep_window(Analysis(setup, graph, self._options.settings, self._options.gpu))
+        self.windows.keep(Analysis(setup, graph, self._options.settings, self._options.gpu))
+        if self.windows.runs_eagerly:
+            self._enter(force_eager(torch._dynamo))
+            self._enter(warnings.catch_warnings())
+            warnings.simplefilter("ignore")  # such as that the script should compile
         gc.collect(0)
         self._stepped.clear()
         tracer.begin_window()
         recorder.begin_step()
-
-    def _keep_window(self, step: Analysis) -> None:
-        """Keeps a window, or the peak of the eager one that follows those of compiled code."""
-        if self._runs_eagerly:
-            self._eager_bytes, self._runs_eagerly = step.peak_bytes, False
-            return
-        self.windows.append(step)
-        if self._adds_eager_step and self.is_done and step.setup.compile == "compiled":
-            self._runs_eagerly = True
-            self._enter(force_eager(torch._dynamo))
-            self._enter(warnings.catch_warnings())
-            warnings.simplefilter("ignore")  # such as that the script should compile
 
     def _label_state(self) -> None:
         names = self._tracer.label_modules()
@@ -406,7 +370,7 @@ class Session:
 
         What comes before one, such as a line that prints the peak, is the last step's.
         """
-        if self.is_done and not self._runs_eagerly:
+        if self.windows.is_over:
             raise EnoughSteps
 
     def _see_optimizer(self, init: Callable[..., Any]) -> Callable[..., Any]:
@@ -414,8 +378,7 @@ class Session:
         def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             init(optimizer, *args, **kwargs)
             if not self._optimizers:  # a backward before the first is no step
-                self._warm_ups = len(self.windows)
-                self.windows = [*map(_call_warm_up, self.windows)]
+                self.windows.call_warm_ups()
             self._optimizers.append(weakref.ref(optimizer))
 
         return __init__

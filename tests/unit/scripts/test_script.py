@@ -824,7 +824,7 @@ def test_reads_of_a_library_have_the_script_s_line_too(write: Write, tmp_path: P
 def test_of_long_steps_two_are_recorded_unless_more_are_asked_for(
     write: Write, monkeypatch: pytest.MonkeyPatch, long: int, given: int | None, steps: int
 ) -> None:
-    monkeypatch.setattr("fxmem.scripts.session.LONG_STEP", long)
+    monkeypatch.setattr("fxmem.scripts.windows.LONG_STEP", long)
     script = write(
         """
         model = nn.Linear(8, 8).cuda()
