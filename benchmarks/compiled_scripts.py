@@ -87,7 +87,7 @@ RECORDS = (
     Record("2026-03-19_MixedQuant_Int6Int8_SlidingWindow", "2.9", 11251, 11396),
     Record("2026-03-19_Seq2048_FP16Emb_TunedLR", "2.8", 12108, 12414, {"MLP_HIDDEN": "1344"}),
     Record("2026-03-19_SlidingWindowEval", "2.9", 10119, 10294, {"QAT": "0"}),
-    Record("2026-03-19_SlidingWindow_FP16Emb_10L_MuonWD_OvertoneInit", "2.9", 11329, 11514),
+    Record("2026-03-19_SlidingWindow_FP16Emb_10L_MuonWD_OvertoneInit", "2.10", 11329, 11514),
     Record("2026-03-19_TrainingOptSeq4096", "2.8", 7748, 8070),
     Record("2026-03-19_WarmdownQuantization", "2.6", 16840, 17936, _LONG, script="train.log"),
     Record("2026-03-19_int6_STE QAT_ MLP_bigram _U_Net", "2.9", 11273, 11438, script="train.log"),

@@ -153,7 +153,7 @@ class PlaceLog:
 
         def see(name: str, buffer: Any) -> None:
             place, node = places[name], nodes[replace(places[name], operators=(), way="")]
-            operators = "+".join(place.operators)
+            operators = "+".join(place.operators) or place.target  # a higher-order operator's
             label = operators if node is None else f"{place.way}{node.first_name}"
             if node is not None and operators != place.target:
                 label += f": {operators}"

@@ -277,6 +277,8 @@ def test_flexible_attention_keeps_its_result_and_a_row_of_sums() -> None:
     rows = 4 * 8 * 512
     assert {4 * rows, 2 * 64 * rows} <= {*kept.values()}
     assert sum(kept.values()) < 2 * 2.1 * 64 * rows  # x, the result and little else
+    labels = recording.steps[-1].labels
+    assert "flex_attention" in labels and "backward of flex_attention" in labels
 
 
 def test_a_selective_checkpoint_sees_no_buffers_of_compiled_code_within() -> None:
