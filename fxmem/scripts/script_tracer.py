@@ -26,7 +26,7 @@ from fxmem.fakes.fake_mode import find_inner
 from fxmem.fakes.stand_ins import stand_in
 from fxmem.graph import Category
 from fxmem.parallelism.wrapping import iterate_unsharded
-from fxmem.scripts.micro_batches import MicroBatches
+from fxmem.scripts.repeats.micro_batches import MicroBatches
 from fxmem.scripts.script_recorder import ScriptRecorder
 from fxmem.source import is_user_file
 from fxmem.tracing.calls import bind_arguments

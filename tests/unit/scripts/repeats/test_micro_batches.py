@@ -11,7 +11,7 @@ import pytest
 
 import fxmem
 from fxmem import ScriptRun
-from fxmem.scripts.micro_batches import MicroBatches
+from fxmem.scripts.repeats.micro_batches import MicroBatches
 
 MODEL = """
 import random

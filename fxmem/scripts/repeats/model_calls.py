@@ -18,7 +18,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves
 
 from fxmem.recording.recorder import Recorder
 from fxmem.recording.segments import Mark, Places, Segment, read_mark
-from fxmem.scripts.call_state import PLAIN, read_state
+from fxmem.scripts.repeats.call_state import PLAIN, read_state
 from fxmem.tracing.nodes import NodeLog
 
 

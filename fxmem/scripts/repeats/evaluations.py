@@ -23,8 +23,8 @@ from fxmem.recording.segments import (
     move_segment,
     read_segment,
 )
-from fxmem.scripts.call_state import PLAIN
-from fxmem.scripts.model_calls import (
+from fxmem.scripts.repeats.call_state import PLAIN
+from fxmem.scripts.repeats.model_calls import (
     ModelCall,
     Output,
     answer_call,

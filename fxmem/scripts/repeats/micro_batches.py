@@ -32,9 +32,9 @@ from fxmem.recording.segments import (
     read_mark,
     read_segment,
 )
-from fxmem.scripts.call_state import read_generators, read_state
-from fxmem.scripts.evaluations import Evaluations
-from fxmem.scripts.model_calls import (
+from fxmem.scripts.repeats.call_state import read_generators, read_state
+from fxmem.scripts.repeats.evaluations import Evaluations
+from fxmem.scripts.repeats.model_calls import (
     ModelCall,
     Output,
     answer_call,
