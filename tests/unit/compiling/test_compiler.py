@@ -243,7 +243,7 @@ def test_the_buffers_of_equal_blocks_are_each_of_its_own_in_backward_too() -> No
         "0.up: _to_copy, reused for 0.down: _to_copy",
         "backward of 2.down: mm, reused for backward of 2.mul: mul+cos",
         "backward of 0.up: sum",
-    } <= {*analysis.labels}
+    } <= {label.replace(".linear", "") for label in analysis.labels}  # which older releases have
 
 
 def test_results_that_the_loss_leaves_out_get_zeros_as_gradients() -> None:

@@ -513,6 +513,7 @@ for step in range(STEPS):
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@pytest.mark.filterwarnings("ignore:Skipping serialization")  # 2.6, of its own settings
 def test_a_step_in_eager_mode_follows_those_of_compiled_code(
     write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
