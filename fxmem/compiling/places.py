@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -54,6 +54,7 @@ def find_places(graph: Any) -> dict[str, Place]:
         graph: ``torch._inductor.graph.GraphLowering``, after ``codegen``.
     """
     order = {node: index for index, node in enumerate(graph.graph.nodes)}
+    neighbors = _find_named(graph.graph.nodes)
     places = {}
     for name, buffer in graph.name_to_buffer.items():
         if type(buffer).__name__ == "MutationOutput":  # no buffer of its own
@@ -63,8 +64,44 @@ def find_places(graph: Any) -> dict[str, Place]:
         if last is not None:
             is_again = last.meta.get("partitioner_tag") == "is_forward"
             way = ("recomputed " if is_again else "backward of ") if graph.is_backward else ""
-            places[name] = _describe(last, origins, way)
+            last = _find_reader(last)
+            named = last if _read_modules(last) else neighbors.get(_read_stack(last), last)
+            places[name] = _describe(named, origins, way)
     return places
+
+
+def _find_named(nodes: Iterable[fx.Node]) -> dict[str, fx.Node]:
+    """Finds a node of each line that calls one module alone, by the stack.
+
+    Passes of inductor make nodes that have a stack, but no module: padded products.
+    """
+    found: dict[str, dict[str, fx.Node]] = {}
+    for node in nodes:
+        modules = _read_modules(node)
+        if modules:
+            found.setdefault(_read_stack(node), {})[next(reversed(modules))] = node
+    return {stack: next(iter(each.values())) for stack, each in found.items() if len(each) == 1}
+
+
+def _find_reader(node: fx.Node) -> fx.Node:
+    """Finds the first with a stack of a node and those that read it, a few steps on.
+
+    Passes of inductor make nodes that have none: maximum and sum of a softmax in one go.
+    """
+    near = [node]
+    for each in near:
+        if _read_stack(each):
+            return each
+        near += list(each.users)[: 8 - len(near)]
+    return node
+
+
+def _read_modules(node: fx.Node) -> Any:
+    return node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+
+
+def _read_stack(node: fx.Node) -> str:
+    return node.meta.get("stack_trace") or ""
 
 
 def _describe(last: fx.Node, origins: Sequence[fx.Node], way: str) -> Place:
@@ -72,14 +109,14 @@ def _describe(last: fx.Node, origins: Sequence[fx.Node], way: str) -> Place:
     operators = [operator for operator in found if isinstance(operator, OpOverload)]
     names = dict.fromkeys(each.overloadpacket.__name__ for each in operators if not each.is_view)
     computing = [name for name in names if name not in _COPIES] or [*names]
-    modules = last.meta.get("nn_module_stack") or last.meta.get("fwd_nn_module_stack") or {}
+    modules = _read_modules(last)
     calls = last.meta.get("source_fn_stack") or last.meta.get("fwd_source_fn_stack") or ()
     path, target = next(reversed(modules.values()), ("", None))[0], calls[-1][1] if calls else ""
     return Place(
         operators=tuple(computing),
         fqn=_LIST.sub(r".\1", _VARIABLE.sub(_name_variable, path)).strip("."),
         target=target if isinstance(target, str) else getattr(target, "__name__", str(target)),
-        source=_find_line(last.meta.get("stack_trace") or ""),
+        source=_find_line(_read_stack(last)),
         way=way,
     )
 
@@ -144,8 +181,9 @@ class PlaceLog:
             place = places[name]
             key = replace(place, operators=(), way="")
             if key not in nodes and is_backward:  # which makes no nodes
-                near = (node for known, node in nodes.items() if known.fqn == place.fqn)
-                nodes[key] = next(near, None)
+                near = [known for known in nodes if known.fqn == place.fqn]
+                near.sort(key=lambda known: (known.source != place.source, not known.source))
+                nodes[key] = nodes[near[0]] if near else None
             elif key not in nodes:
                 nodes[key] = recorder.add_node(place.fqn, place.target, place.source)
             node = nodes[key]

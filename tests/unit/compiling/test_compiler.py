@@ -246,6 +246,34 @@ def test_the_buffers_of_equal_blocks_are_each_of_its_own_in_backward_too() -> No
     } <= {label.replace(".linear", "") for label in analysis.labels}  # which older releases have
 
 
+class Head(nn.Module):
+    """Has products that inductor pads, and a softmax that it takes in one go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(768, 50257, bias=False)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(self.head(x).float(), y)
+
+
+def test_what_inductor_s_passes_make_leads_to_the_user_s_lines_too() -> None:
+    analysis = fxmem.analyze(
+        Head(), ("4096x768", "4096:int64"), gpu="h200", autocast="bf16", compile=True
+    )
+    graph = analysis.graph
+    padded = [each for each in graph.storages if 50264 in each.shape]
+    assert len(padded) >= 3
+    for each in padded:
+        name = graph.nodes[-1 if each.node is None else each.node].name
+        assert name.removesuffix(".linear") == "head"  # which older releases keep
+    line = Head.forward.__code__.co_firstlineno + 1
+    for each in graph.storages:
+        if each.nbytes > 64 * MIB and each.category is Category.TEMPORARY and each.born >= 0:
+            node = graph.nodes[-1 if each.node is None else each.node]
+            assert node.source and node.source.line == line, analysis.labels[each.index]
+
+
 def test_results_that_the_loss_leaves_out_get_zeros_as_gradients() -> None:
     class Pair(nn.Module):
         def __init__(self) -> None:
