@@ -115,7 +115,7 @@ class MicroBatches:
     def call(self, run: Callable[[], Any], module: nn.Module, arguments: Any) -> Any:
         """Calls a model, or answers as it would."""
         recorder, log = self._recorder, self._read_log()
-        if torch.distributed.is_initialized():
+        if torch.distributed.is_initialized() or _collects(module):
             return run()
         call = begin_call(recorder, log, module, arguments)
         if not torch.is_grad_enabled():
@@ -293,6 +293,11 @@ class MicroBatches:
             )
         call.tensors = []
         return tree_unflatten(answer_call(recorder, log, outputs, made), batch.structure)
+
+
+def _collects(module: nn.Module) -> bool:
+    """Returns whether hooks may collect what an evaluation makes, such as features."""
+    return not torch.is_grad_enabled() and any(each._forward_hooks for each in module.modules())
 
 
 class _StandIn(torch.autograd.Function):

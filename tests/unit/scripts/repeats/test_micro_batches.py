@@ -117,6 +117,10 @@ for _ in range(2):
     optimizer.step()
     optimizer.zero_grad()
 """
+COLLECT = """
+features = []
+model.head.register_forward_hook(lambda _module, _inputs, output: features.append(output.cpu()))
+""" + EVALUATE.replace("CASTS", "False")
 EVALUATE_UNEVENLY = EVALUATE.replace(
     "in range(5)]", "in range(4)] + [measure(make_batch()[0][:3])]"
 )
@@ -190,6 +194,7 @@ def run(script: Path, output: Any) -> tuple[ScriptRun, int]:
         (EVALUATE.replace("CASTS", "False"), 7),
         (EVALUATE.replace("CASTS", "True"), 7),
         (EVALUATE_UNEVENLY.replace("CASTS", "True"), 9),
+        (COLLECT, 12),
         (A_CACHE, 12),
     ],
 )
