@@ -11,7 +11,8 @@ import functools
 import inspect
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -225,6 +226,21 @@ class ScriptTracer(Tracer):
                     self._recorder.set_category(buffer, Category.BUFFER, f"{root}.{name}")
         return names
 
+    def name_owners(self, parameters: AbstractSet[int]) -> dict[int, str]:
+        """Names modules that have parameters with these ids, and that compiled code alone calls.
+
+        Returns:
+            As :meth:`label_modules`.
+        """
+        found = (value for scope in _list_variables() for value in scope.values())
+        modules = [value for value in found if isinstance(value, nn.Module)]
+        for module in sorted(modules, key=lambda each: -sum(1 for _ in each.parameters())):
+            own = {id(parameter) for parameter in module.parameters()}
+            if own & parameters:
+                self._add_root(module)
+                parameters = parameters - own
+        return self.label_modules()
+
 
 def _is_fake(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> bool:
     given = iterate_tensors((args, kwargs, next(module.parameters(), None)))
@@ -233,6 +249,12 @@ def _is_fake(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> bool:
 
 def _find_variable(module: nn.Module) -> str:
     """Finds the name that the user's innermost code has for a module; empty for none."""
+    found = (item for scope in _list_variables() for item in scope.items())
+    return next((str(name) for name, value in found if value is module), "")
+
+
+def _list_variables() -> list[Mapping[str, Any]]:
+    """Lists the variables of the user's innermost code: its own, globals, attributes of self."""
     frame = sys._getframe(1)
     while frame.f_back is not None and not is_user_file(frame.f_code.co_filename):
         frame = frame.f_back
@@ -242,11 +264,7 @@ def _find_variable(module: nn.Module) -> str:
         frame.f_locals.clear()  # a copy that the frame would keep, and with it every tensor
     owner = variables.pop("self", None)
     attributes = {**getattr(owner, "__dict__", {}), **getattr(owner, "_modules", {})}
-    for scope in (variables, frame.f_globals, attributes):
-        for name, value in scope.items():
-            if value is module:
-                return str(name)
-    return ""
+    return [variables, frame.f_globals, attributes]
 
 
 def _copy_deep(tensor: Tensor, memo: dict[int, Any]) -> Tensor:

@@ -272,8 +272,12 @@ class Session:
         recorder.begin_step()
 
     def _label_state(self) -> None:
-        names = self._tracer.label_modules()
-        for optimizer in self._list_optimizers():
+        names, optimizers = self._tracer.label_modules(), self._list_optimizers()
+        groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
+        unnamed = {id(parameter) for group in groups for parameter in group} - names.keys()
+        if unnamed:
+            names = self._tracer.name_owners(unnamed)
+        for optimizer in optimizers:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     name = names.get(id(parameter), "")

@@ -523,6 +523,8 @@ def test_a_step_in_eager_mode_follows_those_of_compiled_code(
     eager = fxmem.run(str(script), gpu="h100", compile=False)
     assert eager.largest.peak_bytes > run.largest.peak_bytes + 32 * 1024**2  # of sin's input
     assert len(run.steps) == 2
+    labels = {*run.largest.labels}  # of a module that compiled code alone calls
+    assert {"net.weight", "net.bias", "net.weight.grad"} <= labels
     assert run.notes == (
         "torch.compile: 1 graph.",
         f"Eager mode's peak is {format_bytes(eager.largest.peak_bytes)}, "
