@@ -100,7 +100,7 @@ def compare_peaks(eager_bytes: int, compiled_bytes: int) -> str:
     """Compares the peaks of a step in eager mode and compiled, in a note.
 
     >>> compare_peaks(18 << 30, 12 << 30)
-    "Eager mode's peak is 18.0 GiB, that of compiled code 12.0 GiB."
+    "Eager mode's peak is 18.00 GiB, that of compiled code 12.00 GiB."
     """
     eager, compiled = format_bytes(eager_bytes), format_bytes(compiled_bytes)
     return f"Eager mode's peak is {eager}, that of compiled code {compiled}."
