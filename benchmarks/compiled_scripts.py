@@ -52,7 +52,7 @@ class Record:
     Attributes:
         name: Of its folder.
         release: Of torch; where the log does not say, that of another log of its author, or of
-            most of its time.
+            most of its time; of SlidingWindow_FP16Emb the one that fits.
         allocated_mib: The peak of rank 0.
         reserved_mib: The same of the reserved memory; None where the log does not say.
         settings: Of the script, as its README or the number of parameters in its log has them.
@@ -155,18 +155,10 @@ def predict(record: Record, sources: Path, environments: Path) -> tuple[float, f
         variables = os.environ | write_stand_ins(Path(folder)) | record.settings
         script = find_script(record, sources.resolve(), Path(folder))
         report = Path(folder) / "report.json"
-        command = [
-            str(python),
-            "-m",
-            "fxmem",
-            "run",
-            "--gpu",
-            "h100",
-            "--world-size",
-            str(record.ranks),
-        ]
+        command = [str(python), "-m", "fxmem", "run", "--gpu", "h100", "--steps", "2"]
+        options = ["--world-size", str(record.ranks), "-o", str(report)]
         run = subprocess.run(
-            [*command, "--steps", "2", "-o", str(report), script.name],
+            [*command, *options, script.name],
             cwd=script.parent,
             env=variables,
             capture_output=True,

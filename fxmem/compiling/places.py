@@ -134,7 +134,7 @@ def _find_line(trace: str) -> SourceLocation | None:
     )
 
 
-Nodes = dict[Place, TracedNode | None]
+_Nodes = dict[Place, TracedNode | None]
 """The nodes of a run of forward, by place, without operators."""
 
 
@@ -145,10 +145,10 @@ class PlaceLog:
         self._recorder = recorder
         self.see_kernel = recorder.see_kernel
         self._operations: object = None  # of the step
-        self._runs: list[tuple[frozenset[int], Nodes]] = []  # of forward, by what each handed on
+        self._runs: list[tuple[frozenset[int], _Nodes]] = []  # of forward, by what each handed on
         self._held: dict[int, list[str]] = {}  # what a buffer held, one after the other
 
-    def _find_run(self, inputs: Sequence[Any]) -> Nodes:
+    def _find_run(self, inputs: Sequence[Any]) -> _Nodes:
         """Finds the nodes of the run of forward that has handed on most of the inputs."""
         indices = self._recorder.find_storages(inputs)
         self._recorder.name_made(indices, "aten.zeros.default", _UNUSED)  # by autograd

@@ -44,13 +44,13 @@ class Windows:
 
     @property
     def is_done(self) -> bool:
-        """Whether all steps asked for are recorded; where none were, three, or two long ones."""
+        """True once all steps asked for are recorded; where none were, three, or two long ones."""
         is_long = any(len(step.graph.operations) > LONG_STEP for step in self.steps)
         return self.number > (self._count or (2 if is_long else 3))
 
     @property
     def is_over(self) -> bool:
-        """Whether no step is to come."""
+        """True once no step is to come, in eager mode neither."""
         return self.is_done and not self.runs_eagerly
 
     def keep(self, step: Analysis) -> None:

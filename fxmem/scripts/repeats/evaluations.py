@@ -13,7 +13,6 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_leaves, tree_unflatten
 
-from fxmem.graph import EMPTY_CACHE, Effect
 from fxmem.recording.recorder import Recorder
 from fxmem.recording.segments import (
     Mark,
@@ -29,7 +28,9 @@ from fxmem.scripts.repeats.model_calls import (
     Output,
     answer_call,
     are_own,
+    find_casts,
     find_places,
+    have_effects,
     list_freed,
     make_outputs,
     move_outputs,
@@ -129,20 +130,15 @@ class Evaluations:
         segment = read_segment(recorder, log, call.start, call.stop)
         own = range(call.start.storages, call.stop.storages)
         outputs = {each.storage for each in call.outputs if isinstance(each, Output)}
-        casts = tuple(i for i in own if recorder.ledger.storages[i].cast_until is not None)
-        freed, exited = list_freed(segment), list_freed(read_segment(recorder, log, call.stop, end))
-        held = tuple(index for index in exited if index in casts)
+        casts, held = find_casts(recorder, log, call, end)
         nodes = range(call.start.nodes, call.stop.nodes)
         is_closed = (
             are_own(call.outputs, own)
-            and {*own} - outputs - {*held} == {*freed}
+            and {*own} - outputs - {*held} == {*list_freed(segment)}
             and not segment.runs
             and not segment.saves
             and all(each.node is None or each.node in nodes for each in segment.operations)
-            and not any(
-                each.stream or each.effect is Effect.DATA or each.name == EMPTY_CACHE
-                for each in segment.operations
-            )
+            and not have_effects(segment.operations)
         )
         if not is_closed:
             return None

@@ -21,7 +21,7 @@ from torch._C._autograd import _get_sequence_nr
 from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from fxmem.errors import TraceError
-from fxmem.graph import EMPTY_CACHE, Effect, Phase
+from fxmem.graph import Phase
 from fxmem.recording.recorder import Recorder
 from fxmem.recording.segments import (
     Mark,
@@ -40,7 +40,9 @@ from fxmem.scripts.repeats.model_calls import (
     answer_call,
     are_own,
     begin_call,
+    find_casts,
     find_places,
+    have_effects,
     list_freed,
     make_outputs,
     move_outputs,
@@ -201,11 +203,7 @@ class MicroBatches:
         outputs = {each.storage for each in call.outputs if isinstance(each, Output)}
         made = {*own, *range(start.storages, stop.storages)}
         freed = list_freed(forward, backward)
-        casts = tuple(
-            index for index in own if recorder.ledger.storages[index].cast_until is not None
-        )
-        exited = list_freed(read_segment(recorder, log, call.stop, start))
-        held = tuple(index for index in exited if index in casts)
+        casts, held = find_casts(recorder, log, call, start)
         nodes = range(call.start.nodes, call.stop.nodes)
         between = recorder.operations[call.stop.operations : start.operations]
         operations = (*forward.operations, *backward.operations)
@@ -221,10 +219,7 @@ class MicroBatches:
             all(each.node is None or each.node in nodes for each in operations)
             and not any(each.node in nodes for each in between if each.phase is Phase.BACKWARD)
             and all(number < call.function for number in recorder.autograd.rewrites)
-            and not any(
-                each.stream or each.effect is Effect.DATA or each.name == EMPTY_CACHE
-                for each in operations
-            )
+            and not have_effects(operations)
         )
         if not (is_closed and is_plain):
             return None

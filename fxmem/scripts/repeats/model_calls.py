@@ -16,8 +16,9 @@ from torch._C._autograd import _get_sequence_nr
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves
 
+from fxmem.graph import EMPTY_CACHE, Effect, Operation
 from fxmem.recording.recorder import Recorder
-from fxmem.recording.segments import Mark, Places, Segment, read_mark
+from fxmem.recording.segments import Mark, Places, Segment, read_mark, read_segment
 from fxmem.scripts.repeats.call_state import PLAIN, read_state
 from fxmem.tracing.nodes import NodeLog
 
@@ -94,6 +95,24 @@ def are_own(outputs: Iterable[Any], made: range) -> bool:
     storages = [each.storage for each in outputs if isinstance(each, Output)]
     is_known = not any(each is NotImplemented for each in outputs)
     return is_known and len({*storages}) == len(storages) and {*storages} <= {*made}
+
+
+def find_casts(
+    recorder: Recorder, log: NodeLog, call: ModelCall, end: Mark
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Finds the casts of a call that autocast keeps until it exits, and those freed by ``end``."""
+    assert call.stop is not None
+    own = range(call.start.storages, call.stop.storages)
+    casts = tuple(i for i in own if recorder.ledger.storages[i].cast_until is not None)
+    exited = list_freed(read_segment(recorder, log, call.stop, end))
+    return casts, tuple(index for index in exited if index in casts)
+
+
+def have_effects(operations: Iterable[Operation]) -> bool:
+    """Returns whether operations do more than to compute on one stream what repeats."""
+    return any(
+        each.stream or each.effect is Effect.DATA or each.name == EMPTY_CACHE for each in operations
+    )
 
 
 def list_freed(*segments: Segment) -> list[int]:

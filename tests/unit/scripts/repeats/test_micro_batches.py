@@ -117,6 +117,7 @@ for _ in range(2):
     optimizer.step()
     optimizer.zero_grad()
 """
+# As pytorch-grad-cam's ActivationsAndGradients does.
 COLLECT = """
 features = []
 model.head.register_forward_hook(lambda _module, _inputs, output: features.append(output.cpu()))
@@ -133,7 +134,7 @@ class Cached(nn.Module):
     def forward(self, x, past):
         logits = self.model(x)["logits"]
         past.seen += 1
-        if past.seen % 3 == 0:  # as caches that grow by pieces
+        if past.seen % 3 == 0:  # as transformers' QuantizedCache
             past.pieces.append(torch.zeros(1 << 20, device="cuda"))
         return logits
 
@@ -191,6 +192,7 @@ def run(script: Path, output: Any) -> tuple[ScriptRun, int]:
         (TWO_OUTPUTS, 12),
         (A_COUNTER, 12),
         (A_DRAW, 12),
+        # Of five evaluations the first makes workspaces, and two alike are recorded after it.
         (EVALUATE.replace("CASTS", "False"), 7),
         (EVALUATE.replace("CASTS", "True"), 7),
         (EVALUATE_UNEVENLY.replace("CASTS", "True"), 9),
