@@ -216,7 +216,7 @@ class Analysis(Result):
 
     @property
     def fits(self) -> bool | None:
-        """Whether the step fits the GPU's memory; None where that is unknown, or without a GPU.
+        """True if the step fits the GPU's memory; None where that is unknown, or without a GPU.
 
         Unknown is what the size of the CUDA context decides, and whether code that compiles fits
         where eager mode does not.

@@ -15,7 +15,7 @@ _ABSENT = object()
 _LISTED = frozenset((row.owner, name) for row in PATCHES for name in row.names)
 _held = threading.RLock()
 _applied: list[tuple[Any, str, Any, Any]] = []
-"""What is replaced, in order: owner, name, the new value and the one before."""
+"""The attributes replaced, in order: owner, name, the new value and the one before."""
 _marks: list[int] = []
 """For each time that the process is held: how much was replaced before."""
 _left = 0

@@ -24,17 +24,17 @@ class Loop:
 
     @property
     def accumulate(self) -> int:
-        """How many micro-batches add up their gradients before the optimizer steps."""
+        """The number of micro-batches that add up their gradients before the optimizer steps."""
         return int(self.settings.get("accumulate", 1))
 
     @property
     def set_to_none(self) -> bool:
-        """Whether ``zero_grad`` frees gradients; else they are zeroed in place."""
+        """True if ``zero_grad`` frees gradients; else they are zeroed in place."""
         return bool(self.settings.get("set_to_none", True))
 
     @property
     def retain_graph(self) -> bool:
-        """Whether backward keeps the graph, which lives as long as the loss and the output."""
+        """True if backward keeps the graph, which lives as long as the loss and the output."""
         return bool(self.settings.get("retain_graph", False))
 
     def __str__(self) -> str:

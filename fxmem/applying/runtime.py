@@ -1,4 +1,4 @@
-"""What the code of planned models calls: segments that backward recomputes, and in-place forms.
+"""Functions that planned code calls: segments that backward recomputes, and in-place forms.
 
 Segments are activation checkpoints and behave as under
 ``torch.utils.checkpoint(use_reentrant=False)``, at a fraction of its cost
@@ -97,7 +97,7 @@ class _Stop(Exception):
 
 
 class _Record:
-    """What a segment saves, without the tensors: modules may keep autograd graphs alive."""
+    """The tensors that a segment saves, described alone: modules may keep autograd graphs alive."""
 
     def __init__(self, name: str, whole: bool) -> None:
         self.name, self.whole, self.refilled = name, whole, 0

@@ -64,7 +64,7 @@ class MaxBatch(Result):
 
     @property
     def is_exact(self) -> bool:
-        """Whether no size is left between the answer and the one that does not fit."""
+        """True if no size is left between the answer and the one that does not fit."""
         return self.next_batch is not None and self.next_batch - self.batch <= self.multiple_of
 
     def list_blocks(self) -> list[Block]:

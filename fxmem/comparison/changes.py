@@ -131,7 +131,7 @@ class Change:
 
     @property
     def growth_bytes(self) -> int:
-        """How much larger it is after; negative where it shrank."""
+        """Its growth; negative where it shrank."""
         return self.after_bytes - self.before_bytes
 
 

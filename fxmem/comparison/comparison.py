@@ -60,7 +60,7 @@ class Comparison(Result):
 
     @property
     def growth_bytes(self) -> int:
-        """How much higher the peak is after; negative where it is lower."""
+        """The growth of the peak; negative where it is lower."""
         return self.after.peak_bytes - self.before.peak_bytes
 
     def describe(self) -> str:

@@ -53,7 +53,7 @@ _NO_MODES = dict.fromkeys(
     ("is_in_torch_dispatch_mode", "should_skip_due_to_torch_dispatch_mode"),
     lambda **_options: False,
 )
-"""What tells Dynamo up to 2.10 that a mode sees operators, also when it has been left."""
+"""Functions that tell Dynamo up to 2.10 that a mode sees operators, also when it has been left."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ _UNUSED = "zeros, the gradient of an unused output"
 _FRAME = re.compile(r'File "(.*)", line ([0-9]+), in (.*)')
 _VARIABLE = re.compile(r"[LG]\['(\w+)'\]\.?")
 _LIST = re.compile(r"(?:\.?_modules)?\['?(\w+)'?\]")
-"""Of a list's element, or up to 2.6 of a module in another's dict."""
+"""The part of a path for a list's element, or up to 2.6 of a module in another's dict."""
 
 
 Direction = Literal["inference", "forward", "backward"]

@@ -18,7 +18,7 @@ from fxmem.units import format_bytes
 
 NOT_COMPILED = "torch.compile was left out: the figures are of eager mode."
 COMPILED = "torch.compile: "
-"""How the note begins that says what was compiled."""
+"""The beginning of the note that says what was compiled."""
 _DYNAMO = "torch._dynamo"
 _WRAPPED = "_orig_mod"
 """Name of the module in ``torch._dynamo.eval_frame.OptimizedModule``."""

@@ -69,7 +69,7 @@ class Options:
 
     @property
     def has_side_stream(self) -> bool:
-        """Whether the loop builds ``DistributedDataParallel`` under a stream of its own."""
+        """True if the loop builds ``DistributedDataParallel`` under a stream of its own."""
         return self.loop.name in SIDE_STREAMS
 
     def list_notes(self, operators: Iterable[str]) -> Iterator[str]:

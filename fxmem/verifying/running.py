@@ -134,7 +134,7 @@ def seed_random_numbers(seed: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    """How steps are taken: the options of :func:`fxmem.verify`."""
+    """The way that steps are taken: the options of :func:`fxmem.verify`."""
 
     mode: str = "train"
     steps: int = 3
@@ -147,7 +147,7 @@ class StepOptions:
 
     @property
     def train(self) -> bool:
-        """Whether loss, backward and optimizer run; else ``eval()`` without gradients."""
+        """True if loss, backward and optimizer run; else ``eval()`` without gradients."""
         return self.mode == "train"
 
     @property

@@ -307,7 +307,7 @@ _CUDA_VERSIONS = {(2, 6): "12.4", (2, 7): "12.6", (2, 8): "12.8", (2, 9): "12.8"
 
 
 _NCCL_VERSION = (2, 27, 5)
-"""Of the wheels of 2.9; code asks only whether it knows bfloat16, from 2.10 on (torchtune)."""
+"""NCCL in the wheels of 2.9; code asks only whether it knows bfloat16, from 2.10 on (torchtune)."""
 
 
 def _find_cuda() -> str:

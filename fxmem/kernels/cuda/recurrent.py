@@ -41,11 +41,11 @@ for _operator in (_forward, _backward):
 _KEPT_PER_LAYER = (1, 1, 5, 6)
 """States of every time step that cuDNN keeps for each layer and direction, by mode."""
 _STATES_PER_LAYER = (2, 2, 8, 5)
-"""Of one time step, in the workspace, for each layer and direction, by mode."""
+"""States of one time step in the workspace, for each layer and direction, by mode."""
 _WORKSPACE_BYTES = 16 * 2**20 + 768
 """The part of cuDNN's workspace that does not depend on the call."""
 _STATE_BYTES = 24
-"""Of the generator that each thread of the GPU has for dropout."""
+"""State of the generator that each thread of the GPU has for dropout."""
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _MODE, _HIDDEN_SIZE, _PROJ_SIZE, _NUM_LAYERS, _BATCH_FIRST = 6, 7, 8, 9, 10
 _DROPOUT, _TRAIN, _BIDIRECTIONAL, _BATCH_SIZES = 11, 12, 13, 14
