@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxmem.graph import Blocks
 from fxmem.kernels.cuda.gpu import CUDA, current_gpu, is_on_gpu
 from fxmem.kernels.cuda.layouts import accumulate_type, reshape_bytes
 from fxmem.kernels.cuda.sorting import radix_sort_bytes, scan_bytes
 from fxmem.kernels.registry import OperatorCall
-from fxmem.kernels.workspace import PeakTrace, dense_bytes, size_bytes
+from fxmem.kernels.workspace import BlockTrace, dense_bytes
 
 _MAX_MODE = 2
 _UNSORTED = 3072
@@ -46,50 +47,52 @@ def _embedding(call: OperatorCall) -> int:
 
 
 @CUDA.workspace("embedding_dense_backward")
-def _dense_backward(call: OperatorCall) -> int:
+def _dense_backward(call: OperatorCall) -> Blocks:
     """Embedding.cu, ``embedding_dense_backward_cuda``: dense operands; more than few are sorted."""
     grad, indices = call.tensor(0), call.tensor(1)
-    copies = dense_bytes(grad) + dense_bytes(indices)
+    trace = BlockTrace()
+    trace.allocate(dense_bytes(grad))
+    trace.allocate(dense_bytes(indices))
     by_frequency = call.get(4, "scale_grad_by_freq") is True
-    if indices.numel() <= _UNSORTED and not by_frequency:
-        return copies
-    rows = _Rows(grad, indices, call.result.shape[0], by_frequency, in_bags=False)
-    return copies + _sorted_bytes(rows, size_bytes(call.result))
+    if indices.numel() > _UNSORTED or by_frequency:
+        _add_sorted(trace, _Rows(grad, indices, call.result.shape[0], by_frequency, in_bags=False))
+    return trace.finish()
 
 
 @CUDA.workspace("_embedding_bag_backward")
-def _bag_backward(call: OperatorCall) -> int:
+def _bag_backward(call: OperatorCall) -> Blocks:
     """EmbeddingBag.cu, ``_embedding_bag_dense_backward_cuda``: the same, whatever the number."""
-    grad, indices, out = call.tensor(0), call.tensor(1), call.result
-    copies = dense_bytes(grad)
-    if call.args[8] == _MAX_MODE or not indices.numel():
-        return copies
-    by_frequency = call.args[7] is True
-    rows = _Rows(grad, indices, out.shape[0], by_frequency, in_bags=True)
-    return copies + dense_bytes(indices) + _sorted_bytes(rows, size_bytes(out))
+    grad, indices = call.tensor(0), call.tensor(1)
+    trace = BlockTrace()
+    trace.allocate(dense_bytes(grad))
+    if call.args[8] != _MAX_MODE and indices.numel():
+        trace.allocate(dense_bytes(indices))
+        by_frequency = call.args[7] is True
+        _add_sorted(trace, _Rows(grad, indices, call.result.shape[0], by_frequency, in_bags=True))
+    return trace.finish()
 
 
-def _sorted_bytes(rows: _Rows, out_bytes: int) -> int:
+def _add_sorted(trace: BlockTrace, rows: _Rows) -> None:
     """Indices in order, with where they were; then ``embedding_backward_cuda_kernel``."""
     count, itemsize = rows.indices.numel(), rows.indices.element_size()
-    trace = PeakTrace()
-    trace.allocate(2 * count * itemsize)
+    for _ in ("indices", "places"):
+        trace.allocate(count * itemsize)
     trace.free(trace.allocate(count * itemsize + radix_sort_bytes(count, itemsize, itemsize)))
     if rows.by_frequency:
         trace.allocate(count * itemsize)
         trace.free(trace.allocate(scan_bytes(count, itemsize)))
-    trace.allocate(out_bytes)
+    trace.allocate_result()
     _add_segments(trace, rows)
-    return trace.peak_bytes - out_bytes
 
 
-def _add_segments(trace: PeakTrace, rows: _Rows) -> None:
+def _add_segments(trace: BlockTrace, rows: _Rows) -> None:
     """``embedding_backward_cuda_kernel``: where weights begin, their parts, the sums of parts."""
     count, itemsize = rows.indices.numel(), rows.indices.element_size()
     trace.allocate(count * itemsize + _LONG_BYTES)
     trace.free(trace.allocate(count * itemsize + scan_bytes(count, itemsize)))
     segments = min(count, rows.weights)
-    trace.allocate(2 * segments * itemsize)
+    for _ in ("parts by segment", "first parts"):
+        trace.allocate(segments * itemsize)
     trace.free(trace.allocate(scan_bytes(segments, itemsize)))
     parts = count // _ROWS_BY_THREAD + segments
     trace.allocate(_LONG_BYTES + parts * itemsize)

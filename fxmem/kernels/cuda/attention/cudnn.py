@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxmem.graph import Blocks
 from fxmem.kernels.cuda.gpu import CUDA
 from fxmem.kernels.registry import OperatorCall
-from fxmem.kernels.workspace import size_bytes
+from fxmem.kernels.workspace import BlockTrace, size_bytes
 from fxmem.versions.operators import aten
 
 _FLOAT = 4
@@ -56,12 +57,14 @@ def _outputs(
 
 
 @CUDA.workspace(_backward)
-def _backward_buffers(call: OperatorCall) -> int:
+def _backward_buffers(call: OperatorCall) -> Blocks:
     """``CompositeSDPABackwardNode``: the query's gradient in float, and a sum for each row.
 
     A gradient whose last dimension is strided is copied (``permute_to_matching_layout``).
     """
     grad, query = call.tensor(0), call.tensor(1)
     rows = query.numel() // query.shape[3]
-    copied = 0 if grad.stride(-1) == 1 else size_bytes(grad)
-    return copied + rows * (query.shape[3] + 1) * _FLOAT
+    trace = BlockTrace()
+    trace.allocate(0 if grad.stride(-1) == 1 else size_bytes(grad))
+    trace.allocate(rows * (query.shape[3] + 1) * _FLOAT)
+    return trace.finish()

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxmem.graph import Blocks
 from fxmem.kernels.cuda.attention.backends import read_settings
 from fxmem.kernels.cuda.attention.flash import round_up
 from fxmem.kernels.cuda.gpu import CUDA, current_gpu, measure_shared_memory
 from fxmem.kernels.registry import OperatorCall, as_tensor, storage_bytes
-from fxmem.kernels.workspace import PeakTrace, size_bytes
+from fxmem.kernels.workspace import BlockTrace, PeakTrace, size_bytes
 from fxmem.versions.operators import aten
 
 _FLOAT = 4
@@ -142,43 +143,47 @@ def _gradients(*args: Any, **kwargs: Any) -> Any:
 
 
 @CUDA.workspace("_scaled_dot_product_efficient_attention_backward")
-def _backward(call: OperatorCall) -> int:
+def _backward(call: OperatorCall) -> Blocks:
     """``_scaled_dot_product_efficient_attention_backward_cuda``: gradients of chunks beside all."""
     operands = [as_tensor(arg) for arg in call.args[:4]]
     has_dropout = bool(call.get(9, "dropout_p"))
-    batch = operands[1].shape[0]
-    if batch <= _MAX_BATCH:
-        return _backward_bytes(operands, has_dropout)
-    gradients = sum(storage_bytes(x) for x in call.outputs) // batch * _MAX_BATCH
-    return gradients + _backward_bytes([x[:_MAX_BATCH] for x in operands], has_dropout)
+    results = [x for x in call.outputs if isinstance(x, Tensor)]
+    trace, batch = BlockTrace(), operands[1].shape[0]
+    if batch > _MAX_BATCH:
+        trace.allocate(sum(map(storage_bytes, results)) // batch * _MAX_BATCH)
+        operands, results = [x[:_MAX_BATCH] for x in operands], []
+    _add_backward(trace, operands, has_dropout, len(results))
+    return trace.finish()
 
 
-def _backward_bytes(operands: Sequence[Tensor], has_dropout: bool) -> int:
+def _add_backward(
+    trace: BlockTrace, operands: Sequence[Tensor], has_dropout: bool, results: int
+) -> None:
     """``_efficient_attention_backward``.
 
-    The gradient in the order batch, row, head; the sums of its products with the result; the
-    workspace. Where the kernel does not compute those sums (``kKernelComputesDelta``), they are
-    ``(grad_out.to(kFloat) * out.to(kFloat)).sum(-1).transpose(-2, -1).contiguous()``.
+    The gradient in the order batch, row, head; the results; the sums of its products with the
+    result; the workspace. Where the kernel does not compute those sums (``kKernelComputesDelta``),
+    they are ``(grad_out.to(kFloat) * out.to(kFloat)).sum(-1).transpose(-2, -1).contiguous()``.
     """
     grad, query, key, value = operands
     kernel = choose_kernel(query, value, has_dropout)
     sums_bytes = grad.numel() // grad.shape[3] * _FLOAT
-    trace = PeakTrace()
     if not grad.transpose(1, 2).is_contiguous():
         trace.allocate(size_bytes(grad))
+    for gradient in range(results):
+        trace.allocate_result(gradient)
     in_registers, is_volta = kernel.is_in_registers(query.dtype), current_gpu().capability < (7, 5)
     if query.dtype in _HALVES and (in_registers or not is_volta):
         trace.allocate(sums_bytes)
     else:
-        copies = 0 if grad.dtype == torch.float32 else 2
-        freed = trace.allocate((1 + copies) * grad.numel() * _FLOAT)
-        trace.allocate(sums_bytes)
+        factors = 0 if grad.dtype == torch.float32 else 2
+        freed = [trace.allocate(grad.numel() * _FLOAT) for _ in range(factors + 1)]
+        sums = trace.allocate(sums_bytes)
         if grad.shape[1] > 1 and grad.shape[2] > 1:  # else the transposed sums are contiguous
-            freed += sums_bytes
+            freed.append(sums)
             trace.allocate(sums_bytes)
-        trace.free(freed)
+        trace.free(*freed)
     trace.allocate(workspace_bytes(kernel, query, key, value))
-    return trace.peak_bytes
 
 
 def choose_kernel(query: Tensor, value: Tensor, has_dropout: bool) -> _Kernel:

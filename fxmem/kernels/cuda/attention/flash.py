@@ -11,10 +11,11 @@ import math
 
 from torch import Tensor
 
+from fxmem.graph import Blocks
 from fxmem.kernels.cuda.attention.backends import read_settings
 from fxmem.kernels.cuda.gpu import CUDA, current_gpu
 from fxmem.kernels.registry import OperatorCall, as_tensor
-from fxmem.kernels.workspace import size_bytes
+from fxmem.kernels.workspace import BlockTrace, size_bytes
 
 _ROWS = 128
 _FLOAT = 4
@@ -31,14 +32,14 @@ def _round_head_dim(head_dim: int) -> int:
 
 
 @CUDA.workspace("_scaled_dot_product_flash_attention")
-def _forward(call: OperatorCall) -> int:
-    """``mha_fwd``: for each part of the keys a result and the logarithm of its sum, in float.
+def _forward(call: OperatorCall) -> Blocks:
+    """``mha_fwd``: for each part of the keys the logarithm of its sum and a result, in float.
 
     With dropout keys are not split.
     """
     query, key = call.tensor(0), call.tensor(1)
     if call.get(3, "dropout_p"):
-        return 0
+        return ()
     batch, heads, queries, head_dim = query.shape
     if queries == 1 and heads > key.shape[1]:  # the heads of a group become its queries
         queries, heads = heads // key.shape[1], key.shape[1]
@@ -47,8 +48,11 @@ def _forward(call: OperatorCall) -> int:
         current_gpu().multiprocessors * 2,
         -(-key.shape[2] // (256 if head_dim <= 64 else 128 if head_dim <= 128 else 64)),
     )
-    rows = batch * heads * queries
-    return splits * rows * (1 + _round_head_dim(head_dim)) * _FLOAT if splits > 1 else 0
+    trace, sums_bytes = BlockTrace(), splits * batch * heads * queries * _FLOAT
+    if splits > 1:
+        trace.allocate(sums_bytes)
+        trace.allocate(sums_bytes * _round_head_dim(head_dim))
+    return trace.finish()
 
 
 def count_splits(blocks: int, processors: int, key_blocks: int) -> int:
@@ -74,24 +78,31 @@ def _single(number: float) -> float:
 
 
 @CUDA.workspace("_scaled_dot_product_flash_attention_backward")
-def _backward(call: OperatorCall) -> int:
+def _backward(call: OperatorCall) -> Blocks:
     """``_flash_attention_backward``, ``mha_bwd``.
 
-    The gradient and the result in the order batch, row, head; per row a sum, and the gradient of
-    the query in float; where heads share keys, gradients of keys and values for every head.
+    The gradient and the result in the order batch, row, head; the gradients; per row a sum, and
+    the gradient of the query in float; where heads share keys, gradients of keys and values for
+    every head.
     """
     grad, query, key, _value, result = (as_tensor(value) for value in call.args[:5])
     batch, heads, queries, head_dim = query.shape
-    rows = batch * heads * round_up(queries, _ROWS)
     parts = 1
     gpu = current_gpu()
     if read_settings(gpu).is_deterministic:
         parts = -(-gpu.multiprocessors // (batch * heads))
-    expanded = 0
+    sums_bytes = batch * heads * round_up(queries, _ROWS) * _FLOAT
+    trace = BlockTrace()
+    trace.allocate(_copy_bytes(grad))
+    trace.allocate(_copy_bytes(result))
+    for gradient in range(3):
+        trace.allocate_result(gradient)
+    trace.allocate(sums_bytes)
+    trace.allocate(sums_bytes * parts * _round_head_dim(head_dim))
     if key.shape[1] != heads:
-        expanded = 2 * batch * heads * key.shape[2] * head_dim * query.element_size()
-    sums = rows * (1 + parts * _round_head_dim(head_dim)) * _FLOAT
-    return _copy_bytes(grad) + _copy_bytes(result) + sums + expanded
+        for _ in ("keys", "values"):
+            trace.allocate(batch * heads * key.shape[2] * head_dim * query.element_size())
+    return trace.finish()
 
 
 def _copy_bytes(x: Tensor) -> int:

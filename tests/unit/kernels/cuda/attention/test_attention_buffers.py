@@ -12,6 +12,7 @@ from torch import Tensor
 from fxmem.kernels.cuda import CUDA
 from fxmem.kernels.cuda.attention.efficient import choose_kernel
 from fxmem.kernels.cuda.gpu import Gpu, use_gpu
+from fxmem.kernels.registry import OperatorCall
 
 aten = torch.ops.aten
 FLASH = aten._scaled_dot_product_flash_attention.default
@@ -98,6 +99,19 @@ def test_flash_backward(
             aten._scaled_dot_product_flash_attention_backward.default,
             result, q, k, k, result, sums, None, None, queries, keys, 0.0, False, state, unused,
         )  # fmt: skip
+
+
+def test_flash_backward_takes_a_block_for_each_buffer() -> None:
+    with on_gpu():
+        q, k = make(2, 8, 128, 64), make(2, 2, 192, 64)
+        call = OperatorCall((q, q, k, k, q), {}, outputs=(q, k, k))
+        blocks = CUDA.estimate_workspace(
+            aten._scaled_dot_product_flash_attention_backward.default, call
+        )
+    taken = [nbytes for block, nbytes in blocks if block < 0 or nbytes > 0]  # type: ignore[union-attr]
+    rows, keys = 2 * 8 * 128, 2 * 8 * 192 * 64 * 2
+    # mha_bwd: dq, dk, dv, softmax_d, dq_accum, dk_expanded, dv_expanded.
+    assert taken == [0, 0, 0, rows * 4, rows * 64 * 4, keys, keys]
 
 
 # -- Memory-efficient: kernel_forward.h, kernel_backward.h --
