@@ -10,20 +10,30 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import map_aggregate
 
 from fxmem.fakes.devices import SEEN, is_accelerator
-from fxmem.kernels.cuda.gpu import current_gpu
+from fxmem.kernels.cuda.convolution.backends import suggest_common_format
+from fxmem.kernels.cuda.gpu import current_gpu, is_on_gpu
 from fxmem.kernels.cuda.present_gpu import show_gpu
 from fxmem.patching import change_items, patch
 
 _HOST = torch.device("cpu")
 _FROM_VALUES = (torch.tensor, torch.as_tensor)
 """Functions that make tensors of values, which do not matter."""
+_DECOMPOSE = {"torch._decomp.decompositions", "torch._inductor.decomposition", "torch._refs"}
+_DECIDED = {
+    *("convolution_backward", "mm", "addmm", "bmm", "native_batch_norm_helper"),
+    *("native_layer_norm", "native_group_norm", "_upsample_nearest"),
+}
+"""Decompositions that differ between devices, and make no tensor on the device that they see."""
 
 
 @contextlib.contextmanager
@@ -71,9 +81,27 @@ def show_gpu_to_dynamo(device: torch.device) -> Iterator[None]:
                 kwargs = {"dtype": found.dtype, "device": device}
         return create_proxy(tracer, kind, target, args, kwargs, *rest, **more)
 
+    real: Callable[[FakeTensor], torch.device] = FakeTensor.device.fget  # type: ignore[attr-defined]
+    choose_on_host = torch._C._conv_determine_backend_memory_format
+
+    def choose_format(x: Tensor, weight: Tensor, backend: Any) -> torch.memory_format:
+        if x.is_cuda or is_on_gpu(x):  # else the format is that of the CPU's kernels
+            return suggest_common_format(x, weight)
+        return choose_on_host(x, weight, backend)
+
+    def see(tensor: FakeTensor) -> torch.device:
+        found = real(tensor)
+        if found != device:
+            return found
+        frame = sys._getframe(1)
+        is_asked = frame.f_code.co_name in _DECIDED and frame.f_globals["__name__"] in _DECOMPOSE
+        return SEEN if is_asked else found
+
     on_gpu: dict[Any, dict[str, Any]] = {
         tensors: {"specialize": staticmethod(specialize_on_gpu)},
         tracers: {"create_proxy": create_on_device},
+        torch._C: {"_conv_determine_backend_memory_format": choose_format},
+        fakes.FakeTensor: {"device": property(see)},
         fakes: {"init_gpu_context": lambda _device: None},  # which allocates
     }
     before = dict(vars(torch.cuda))
