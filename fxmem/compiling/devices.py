@@ -82,10 +82,16 @@ def show_gpu_to_dynamo(device: torch.device) -> Iterator[None]:
         return create_proxy(tracer, kind, target, args, kwargs, *rest, **more)
 
     real: Callable[[FakeTensor], torch.device] = FakeTensor.device.fget  # type: ignore[attr-defined]
+    select_on_host = torch._C._select_conv_backend
     choose_on_host = torch._C._conv_determine_backend_memory_format
 
+    def select_backend(input: Tensor, *call: Any, **options: Any) -> Any:
+        if input.is_cuda or is_on_gpu(input):  # builds for CUDA would ask the GPU
+            return torch._C._ConvBackend.Cudnn  # type: ignore[attr-defined]
+        return select_on_host(input, *call, **options)
+
     def choose_format(x: Tensor, weight: Tensor, backend: Any) -> torch.memory_format:
-        if x.is_cuda or is_on_gpu(x):  # else the format is that of the CPU's kernels
+        if x.is_cuda or is_on_gpu(x):
             return suggest_common_format(x, weight)
         return choose_on_host(x, weight, backend)
 
@@ -100,7 +106,10 @@ def show_gpu_to_dynamo(device: torch.device) -> Iterator[None]:
     on_gpu: dict[Any, dict[str, Any]] = {
         tensors: {"specialize": staticmethod(specialize_on_gpu)},
         tracers: {"create_proxy": create_on_device},
-        torch._C: {"_conv_determine_backend_memory_format": choose_format},
+        torch._C: {
+            "_select_conv_backend": select_backend,
+            "_conv_determine_backend_memory_format": choose_format,
+        },
         fakes.FakeTensor: {"device": property(see)},
         fakes: {"init_gpu_context": lambda _device: None},  # which allocates
     }

@@ -155,7 +155,7 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("torch._inductor.utils?", "get_device_tflops get_gpu_dram_gbps", _PAD),
     ("torch.utils._triton?", "triton_hash_with_backend", _LOWER),
     ("torch._subclasses.fake_tensor", "init_gpu_context", _LOWER),
-    ("torch._C?", "_conv_determine_backend_memory_format", _LOWER),
+    ("torch._C?", "_select_conv_backend _conv_determine_backend_memory_format", _LOWER),
     ("torch.Tensor", "__invert__ copy_ __getitem__", _LOWER),
     ("torch.nn.init", "_no_grad_trunc_normal_", "initialise weights that a fake cannot hold"),
     (
