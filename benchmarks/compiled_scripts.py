@@ -215,8 +215,9 @@ but SlidingWindow_FP16Emb's is the one that fits: it would take 11,389.1 MiB und
 under 2.9.
 
 Reserved memory differs between runs: four logs of one model under 2.10 (NaiveBaseline and
-LoRA_TTT) have 10,200, 10,246, 10,572 and 10,624 MiB. Yet most predictions are above all logs, for
-a reason that is not known: with expandable segments, too, NaiveBaseline would reserve 10,446 MiB.
+LoRA_TTT) have 10,200, 10,246, 10,572 and 10,624 MiB. The first run on a machine measures kernels,
+with buffers that change what is reserved; fxmem predicts a later one, which does not
+([why](../decisions/0031-benchmarks-of-kernels-are-not-counted.md)).
 
 {tabulate(rows, [*headers, "predicted"], tablefmt="github", disable_numparse=True)}
 """
