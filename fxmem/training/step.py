@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-from torch import fx
+import torch
+from torch import fx, nn
 
 from fxmem.compiling.compiler import Compilation
 from fxmem.graph import MemoryGraph
@@ -54,7 +57,7 @@ def record_step(
         try:
             step = lay_out(step, recorder)
             if step.compilation is not None and step.compilation.model is not None:
-                step.model.compile(**step.compilation.model)
+                _compile_in_place(step.model, step.compilation.model)
             tracer = Tracer(
                 step.model,
                 recorder,
@@ -82,6 +85,20 @@ def record_step(
             ) from error
         finally:
             recorder.real_tensors.restore_gradients()
+
+
+def _compile_in_place(model: nn.Module, options: Mapping[str, Any]) -> None:
+    """Compiles a model as ``torch.compile`` does, of which Dynamo takes a container for a frame.
+
+    ``Module.compile`` leaves those of ``torch.nn`` alone; see ``OptimizedModule._initialize`` in
+    ``torch/_dynamo/eval_frame.py``.
+    """
+    rules: Any = importlib.import_module("torch._dynamo.trace_rules")
+    if not rules.check(model.forward):
+        model.compile(**options)
+        return
+    external: Any = importlib.import_module("torch._dynamo.external_utils")
+    model._compiled_call_impl = torch.compile(external.wrap_inline(model._call_impl), **options)
 
 
 def trace_forward(

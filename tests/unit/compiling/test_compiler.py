@@ -208,6 +208,14 @@ def test_a_model_is_compiled_however_it_is_asked_for() -> None:
     assert analyze_stack(by_layer, compile=False).peak_bytes == analyze_stack(Stack()).peak_bytes
 
 
+def test_a_container_is_compiled_as_torch_compile_does() -> None:
+    """Dynamo leaves the frames of torch.nn alone, nn.Sequential's among them."""
+    asked = analyze_stack(nn.Sequential(nn.Linear(64, 64), nn.GELU()), compile=True)
+    wrapped = analyze_stack(torch.compile(nn.Sequential(nn.Linear(64, 64), nn.GELU())))
+    assert asked.setup.compile == "compiled"
+    assert asked.peak_bytes == wrapped.peak_bytes
+
+
 def test_buffers_lead_to_the_user_s_lines() -> None:
     analysis = analyze_stack(Stack(), compile=True)
     graph = analysis.graph
