@@ -81,6 +81,22 @@ def show_gpu_to_dynamo(device: torch.device) -> Iterator[None]:
                 kwargs = {"dtype": found.dtype, "device": device}
         return create_proxy(tracer, kind, target, args, kwargs, *rest, **more)
 
+    on_gpu: dict[Any, dict[str, Any]] = {
+        tensors: {"specialize": staticmethod(specialize_on_gpu)},
+        tracers: {"create_proxy": create_on_device},
+        fakes: {"init_gpu_context": lambda _device: None},  # which allocates
+    }
+    before = dict(vars(torch.cuda))
+    with show_gpu(current_gpu()), patch(on_gpu), _decide_as_on_gpu(device):
+        pairs = [(before[name], now) for name, now in vars(torch.cuda).items() if callable(now)]
+        known = {now: rules[real] for real, now in pairs if real in rules}
+        called = {now: None for real, now in pairs if real in folded}
+        with change_items(rules, known), change_items(folded, called):
+            yield
+
+
+def _decide_as_on_gpu(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Has convolutions laid out and operators decomposed as on the GPU, while a graph is made."""
     real: Callable[[FakeTensor], torch.device] = FakeTensor.device.fget  # type: ignore[attr-defined]
     select_on_host = torch._C._select_conv_backend
     choose_on_host = torch._C._conv_determine_backend_memory_format
@@ -103,20 +119,12 @@ def show_gpu_to_dynamo(device: torch.device) -> Iterator[None]:
         is_asked = frame.f_code.co_name in _DECIDED and frame.f_globals["__name__"] in _DECOMPOSE
         return SEEN if is_asked else found
 
-    on_gpu: dict[Any, dict[str, Any]] = {
-        tensors: {"specialize": staticmethod(specialize_on_gpu)},
-        tracers: {"create_proxy": create_on_device},
-        torch._C: {
-            "_select_conv_backend": select_backend,
-            "_conv_determine_backend_memory_format": choose_format,
-        },
-        fakes.FakeTensor: {"device": property(see)},
-        fakes: {"init_gpu_context": lambda _device: None},  # which allocates
-    }
-    before = dict(vars(torch.cuda))
-    with show_gpu(current_gpu()), patch(on_gpu):
-        pairs = [(before[name], now) for name, now in vars(torch.cuda).items() if callable(now)]
-        known = {now: rules[real] for real, now in pairs if real in rules}
-        called = {now: None for real, now in pairs if real in folded}
-        with change_items(rules, known), change_items(folded, called):
-            yield
+    return patch(
+        {
+            torch._C: {
+                "_select_conv_backend": select_backend,
+                "_conv_determine_backend_memory_format": choose_format,
+            },
+            FakeTensor: {"device": property(see)},
+        }
+    )
