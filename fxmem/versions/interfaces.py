@@ -144,8 +144,8 @@ INTERFACES = (
     ),
     _list(
         "torch._C",
-        "_select_conv_backend _get_mkldnn_enabled _get_nnpack_enabled _get_sdp_priority_order"
-        " _get_flash_sdp_enabled _get_mem_efficient_sdp_enabled _get_math_sdp_enabled"
+        "_ConvBackend _select_conv_backend _get_mkldnn_enabled _get_nnpack_enabled"
+        " _get_sdp_priority_order _get_flash_sdp_enabled _get_mem_efficient_sdp_enabled _get_math_sdp_enabled"
         " _get_cudnn_sdp_enabled _get_cudnn_enabled _get_deterministic_algorithms"
         " _get_float32_matmul_precision",
         "ask which kernel PyTorch takes",
@@ -275,6 +275,8 @@ INTERFACES = (
     _list_compiler("torch._dynamo.types", "FrameAction FrameExecStrategy ConvertFrameReturn"),
     _list_compiler("torch._inductor.fx_passes.joint_graph", "lazy_init"),
     _list_compiler("torch._inductor.compile_fx", "compile_fx compile_fx_inner"),
+    _list_compiler("torch._C._ConvBackend", "Cudnn"),
+    _list_compiler("torch._dynamo.external_utils", "wrap_inline"),
     _list_compiler("torch._inductor.select_algorithm", "extern_kernels"),
     _list_compiler("torch._inductor.runtime.hints.DeviceProperties", "create"),
     _list_compiler(
