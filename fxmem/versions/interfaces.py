@@ -145,7 +145,8 @@ INTERFACES = (
     _list(
         "torch._C",
         "_ConvBackend _select_conv_backend _get_mkldnn_enabled _get_nnpack_enabled"
-        " _get_sdp_priority_order _get_flash_sdp_enabled _get_mem_efficient_sdp_enabled _get_math_sdp_enabled"
+        " _get_sdp_priority_order _get_flash_sdp_enabled _get_mem_efficient_sdp_enabled"
+        " _get_math_sdp_enabled"
         " _get_cudnn_sdp_enabled _get_cudnn_enabled _get_deterministic_algorithms"
         " _get_float32_matmul_precision",
         "ask which kernel PyTorch takes",
