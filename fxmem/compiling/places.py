@@ -173,6 +173,8 @@ class PlaceLog:
             self._runs.clear()
             self._held.clear()
         is_backward = way == "backward"
+        if is_backward:
+            recorder.free_cycles()
         nodes = self._find_run(inputs) if is_backward else {}
         del inputs  # which the wrapper frees as it goes
         before = recorder.ledger.node

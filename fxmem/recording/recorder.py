@@ -96,7 +96,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         is_packing: Whether fakes are made that are no part of the step.
         makes_graph: Whether the backward that runs makes a graph of its own (``create_graph=``).
         before_first: Is called before the next operator, with which a step begins.
-        has_cycles: Whether code was compiled since the step began.
+        has_cycles: Whether code was compiled since cycles were freed.
         compiling: The function that is being compiled; empty for none.
         add_node: Makes a node of a module, a function and a line; None where no nodes are made.
         handlers: Are given each call in turn until one takes it; else the call is recorded.
@@ -169,11 +169,15 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self.operations = [Operation(0, "step.begin", Phase.FORWARD)]
 
     def end_step(self) -> None:
-        """Stops recording; later frees are no part of the step.
-
-        A compiler leaves tensors in cycles, which Python's collector finds as a training goes on.
-        """
+        """Stops recording; later frees are no part of the step."""
         self.ledger.recording = False
+        self.free_cycles()
+
+    def free_cycles(self) -> None:
+        """Frees tensors that a compiler left in cycles, if code was compiled since the last call.
+
+        Python's collector does so while more is compiled, as backward is when it first runs.
+        """
         if self.has_cycles:
             self.has_cycles = False
             gc.collect()
