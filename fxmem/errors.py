@@ -63,21 +63,28 @@ def suggest_names(name: str, known: Iterable[str], otherwise: str = "", most: in
 
 
 def summarize_error(error: BaseException) -> str:
-    """Writes the type and the first line of an error that is not fxmem's own.
+    """Writes the type and the first line of an error that is not fxmem's own, and of its cause.
 
     PyTorch's texts go on with backends, C++ frames or advice on debugging. A line that announces
-    the next one ends with that.
+    the next one ends with that. transformers imports lazily, and only the first cause says what
+    is missing.
 
     >>> summarize_error(ValueError("no such width\\nframe #0: ..."))
     'ValueError: no such width'
     >>> summarize_error(RuntimeError("in loading state_dict:\\n\\tMissing keys: bias"))
     'RuntimeError: in loading state_dict: Missing keys: bias'
     """
+    cause = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
     lines = str(error).strip().splitlines() or [""]
     text = " ".join(map(str.strip, lines[:2])) if lines[0].endswith(":") else lines[0]
     if len(text) > 300:
         text = f"{text[:300].rsplit(' ', 1)[0]} ..."
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    summary = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if cause is error or str(cause) in summary:
+        return summary
+    return f"{summary}, from {summarize_error(cause)}"
 
 
 class FxmemWarning(UserWarning):

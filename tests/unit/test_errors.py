@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import fxmem
-from fxmem.errors import FxmemError
+from fxmem.errors import FxmemError, summarize_error
 
 
 def test_an_error_is_one_line_with_what_to_try() -> None:
@@ -14,3 +14,14 @@ def test_an_error_is_one_line_with_what_to_try() -> None:
 def test_errors_are_fxmem_s_and_exit_2() -> None:
     for kind in (fxmem.UsageError, fxmem.LoadError, fxmem.TraceError, fxmem.DataDependentError):
         assert issubclass(kind, FxmemError) and kind.exit_code == 2
+
+
+def test_a_summary_ends_with_the_first_cause() -> None:
+    missing = ModuleNotFoundError("No module named 'flash_attn'")
+    lazy = ImportError("Could not import module 'GPT2LMHeadModel'.")
+    lazy.__cause__ = missing
+    text = "ImportError: Could not import module 'GPT2LMHeadModel'."
+    assert summarize_error(lazy) == f"{text}, from ModuleNotFoundError: No module named 'flash_attn'"
+    repeats = RuntimeError("failed: no width")
+    repeats.__cause__ = ValueError("no width")
+    assert summarize_error(repeats) == "RuntimeError: failed: no width"
