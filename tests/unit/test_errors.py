@@ -21,7 +21,9 @@ def test_a_summary_ends_with_the_first_cause() -> None:
     lazy = ImportError("Could not import module 'GPT2LMHeadModel'.")
     lazy.__cause__ = missing
     text = "ImportError: Could not import module 'GPT2LMHeadModel'."
-    assert summarize_error(lazy) == f"{text}, from ModuleNotFoundError: No module named 'flash_attn'"
+    assert (
+        summarize_error(lazy) == f"{text}, from ModuleNotFoundError: No module named 'flash_attn'"
+    )
     repeats = RuntimeError("failed: no width")
     repeats.__cause__ = ValueError("no width")
     assert summarize_error(repeats) == "RuntimeError: failed: no width"
