@@ -239,6 +239,25 @@ class TensorCopier:
         return fake.requires_grad_() if tensor.requires_grad else fake
 
 
+def make_fake_subclass(kind: type[Tensor], data: Tensor, requires_grad: bool = False) -> Tensor:
+    """Makes an instance of a user's subclass of a fake tensor: ``Tensor._make_subclass``."""
+    made = Tensor.detach(data)
+    if kind not in _PLAIN:
+        made.__class__ = _make_fake_class(kind)
+    if issubclass(kind, nn.Parameter):
+        vars(made)["_is_param"] = True
+    return made.requires_grad_(requires_grad)
+
+
+def find_kind(tensor: Tensor) -> type[Tensor]:
+    """Finds the class that a tensor has, or that a fake one stands for."""
+    if not isinstance(tensor, FakeTensor):
+        return type(tensor)
+    if type(tensor) is not FakeTensor:
+        return type(tensor).__mro__[2]
+    return nn.Parameter if isinstance(tensor, nn.Parameter) else Tensor
+
+
 @functools.lru_cache(maxsize=256)
 def _make_fake_class(kind: type[Tensor]) -> type[Tensor]:
     """Makes a class of fake tensors that are instances of a user's subclass, with its methods."""
@@ -247,7 +266,16 @@ def _make_fake_class(kind: type[Tensor]) -> type[Tensor]:
     names: dict[str, Any] = {}
     if issubclass(kind, nn.Parameter):  # whose results are plain tensors, whatever it does
         names["__torch_function__"] = kind.__torch_function__
+        names["detach"] = lambda fake: _detach(kind, fake)
+        names["__new__"] = lambda _, *args, **kwargs: kind.__new__(kind, *args, **kwargs)
     return type(kind.__name__, (FakeTensor, kind), names)
+
+
+def _detach(kind: type[Tensor], fake: FakeTensor) -> Tensor:
+    """Keeps the class: a module that is moved replaces a fake by a parameter made of it."""
+    made = make_fake_subclass(kind, Tensor.detach(fake))
+    vars(made).update(vars(fake))
+    return made
 
 
 def _cast(meta: Tensor, dtype: torch.dtype | None) -> Tensor:

@@ -110,6 +110,8 @@ class Backend:
         libraries: From operators to rules for the most that a library may take besides.
         keepers: From operators to rules for the memory that a library takes at its first use in
             a thread, and does not give back.
+        python_kernels: From namespaces of operators whose kernels are Python to contexts in which
+            that Python runs as it is and launches nothing.
         unmodelled: From operators whose kernels take memory that nothing here states, to why.
         movers: From classes of modules to further work of ``module.to(device)``.
         make_scaler: Makes the gradient scaler of a step in float16; None where there is none.
@@ -130,6 +132,7 @@ class Backend:
         self.estimators: dict[OpOverload, Estimator] = {}
         self.libraries: dict[OpOverload, Limit] = {}
         self.keepers: dict[OpOverload, Keeper] = {}
+        self.python_kernels: dict[str, Context] = {}
         self.unmodelled: dict[OpOverload, str] = {}
         self.movers: dict[type[nn.Module], Mover] = {}
         self.make_scaler: Callable[[], Any] | None = None

@@ -14,6 +14,7 @@ from fxmem.fakes.fake_mode import is_wrapper
 from fxmem.kernels.registry import Backend
 from fxmem.parallelism.collectives import is_count, run_collective
 from fxmem.parallelism.foreach import run_on_locals
+from fxmem.patching import patch
 from fxmem.source import find_source
 from fxmem.versions.operators import aten
 
@@ -48,6 +49,20 @@ def run_own(recorder: Recorder, call: DispatchedCall) -> Any:
     if call.func is _detach:
         return recorder.runner.detach(*call.args)
     return call.func(*call.args, **call.kwargs)
+
+
+def run_library(recorder: Recorder, call: DispatchedCall) -> Any:
+    """Runs the Python that a library has for a kernel, whose operators are recorded."""
+    target, func = recorder.target, call.func
+    if func.namespace not in target.python_kernels:
+        return PASS
+    kinds = torch._C.DispatchKey
+    keys = torch._C.DispatchKeySet(getattr(kinds, target.name.upper()))
+    parts = torch._C._SetExcludeDispatchKeyGuard(kinds.AutogradFunctionality, False)  # linear's mm
+    launch_nothing = target.python_kernels[func.namespace]
+    pointers = patch({Tensor: {"data_ptr": lambda _: 0}})
+    with recorder, torch.no_grad(), parts, launch_nothing(), pointers:
+        return func.redispatch(keys, *call.args, **call.kwargs)
 
 
 def run_wrapper(recorder: Recorder, call: DispatchedCall) -> Any:

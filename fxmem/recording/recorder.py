@@ -47,6 +47,7 @@ from fxmem.recording.handlers import (
     refuse_endless,
     refuse_sparse,
     run_count,
+    run_library,
     run_marker,
     run_own,
     run_wrapper,
@@ -225,7 +226,13 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
 
     # -- operators -----------------------------------------------------------------------------
 
-    handlers: ClassVar[tuple[Handler, ...]] = (run_own, run_marker, run_wrapper, run_count)
+    handlers: ClassVar[tuple[Handler, ...]] = (
+        run_own,
+        run_marker,
+        run_wrapper,
+        run_count,
+        run_library,
+    )
 
     def __torch_dispatch__(
         self,

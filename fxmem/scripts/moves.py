@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
+from fxmem.fakes.fake_mode import make_fake_subclass
 from fxmem.fakes.reach import list_slots
 from fxmem.kernels.registry import Backend
 
@@ -45,6 +46,7 @@ class Moves:
         return [
             (nn.Module, "_apply", self._move_module),
             (torch.utils, "swap_tensors", lambda swap: self._swap),
+            (Tensor, "_make_subclass", _make_subclass_of_fakes),
         ]
 
     def restore(self) -> None:
@@ -79,6 +81,15 @@ class Moves:
         if self._keeps_real and not isinstance(one, FakeTensor):
             self._swapped[one] = other
         _swap_tensors(one, other)
+
+
+def _make_subclass_of_fakes(make_subclass: Callable[..., Any]) -> Any:
+    def make(kind: type[Tensor], data: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(data, FakeTensor):
+            return make_fake_subclass(kind, data, *args)
+        return make_subclass(kind, data, *args, **kwargs)
+
+    return staticmethod(make)
 
 
 def _swap_tensors(one: Any, other: Any) -> None:

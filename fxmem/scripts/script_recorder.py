@@ -29,6 +29,7 @@ from fxmem.recording.handlers import (
     PASS,
     DispatchedCall,
     refuse_sparse,
+    run_library,
     run_marker,
     run_own,
     run_wrapper,
@@ -230,6 +231,7 @@ ScriptRecorder.handlers = (
     ScriptRecorder.run_real,
     run_own,
     run_marker,
+    run_library,
     ScriptRecorder.run_on_fakes,
 )
 

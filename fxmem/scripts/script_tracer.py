@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map_only
 
 from fxmem.fakes.containers import iterate_tensors
 from fxmem.fakes.devices import spell_device
-from fxmem.fakes.fake_mode import find_inner
+from fxmem.fakes.fake_mode import find_inner, find_kind
 from fxmem.fakes.stand_ins import stand_in
 from fxmem.graph import Category
 from fxmem.parallelism.wrapping import iterate_unsharded
@@ -134,9 +134,8 @@ class ScriptTracer(Tracer):
 
     def _become(self, tensor: Tensor, data: Tensor) -> None:
         """Makes a tensor that is moved by ``tensor.data = data`` a fake one, or a real one."""
-        made = data.detach().requires_grad_(tensor.requires_grad)
-        if isinstance(tensor, nn.Parameter):
-            made = nn.Parameter(made, tensor.requires_grad)
+        make_subclass: Any = Tensor._make_subclass
+        made = make_subclass(find_kind(tensor), data, tensor.requires_grad)
         vars(made).update(vars(tensor))
         swap: Any = torch.utils.swap_tensors
         swap(tensor, made)

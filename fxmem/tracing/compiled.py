@@ -118,7 +118,9 @@ def patch_when_imported(
                 return None
             sys.meta_path.remove(finder)  # for the others to find it
             spec = importlib.util.find_spec(name)
-            loader: Any = spec.loader if spec else None
+            if spec is None:  # not installed
+                return None
+            loader: Any = spec.loader
             run = loader.exec_module
 
             def exec_module(module: ModuleType) -> None:

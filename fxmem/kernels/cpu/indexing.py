@@ -103,20 +103,22 @@ def _index_put(call: OperatorCall) -> int:
 
 
 def _positions_bytes(indices: Sequence[object], x: Tensor, selected: Tensor) -> int:
-    """Bytes of the positions that masks among the indices turn into.
+    """Bytes of the positions that masks and shorter integers among the indices turn into.
 
-    Where the values do not tell how many are selected, all are taken to be.
+    Where the values do not tell how many a mask selects, all are taken to be.
     """
     taken = {at: index for at, index in enumerate(indices) if isinstance(index, Tensor)}
     masks = [index for index in taken.values() if _is_mask(index)]
+    short = sum(i.numel() for i in taken.values() if not _is_mask(i) and i.dtype != torch.int64)
     if not masks:
-        return 0
+        return short * _INDEX_BYTES
     first, last = min(taken), max(taken)
     lead = first if last - first + 1 == len(taken) else 0
     indexed = sum(index.dim() if _is_mask(index) else 1 for index in taken.values())
     tells = selected.dim() > x.dim() - indexed
     counts = (selected.shape[lead] if tells else mask.numel() for mask in masks)
-    return sum(count * mask.dim() * _INDEX_BYTES for count, mask in zip(counts, masks, strict=True))
+    found = sum(count * mask.dim() for count, mask in zip(counts, masks, strict=True))
+    return (found + short) * _INDEX_BYTES
 
 
 def _is_mask(index: Tensor) -> bool:

@@ -58,12 +58,21 @@ def cast_bytes(operands: tuple[object, ...], common: torch.dtype) -> int:
 def _binary(call: OperatorCall) -> int:
     """aten/src/ATen/TensorIterator.cpp, ``TensorIteratorBase::build``.
 
-    CPU kernels take operands of one type: others are cast as a whole.
+    CPU kernels take operands of one type: others are cast as a whole, and so is what is written in
+    place.
     """
     left, right = call.args[0], call.args[1]
     if isinstance(left, Tensor) and isinstance(right, Tensor) and left.dtype == right.dtype:
         return 0
-    return cast_bytes((left, right), _promote(left, right))
+    common = _promote(left, right)
+    return cast_bytes((left, right), common) + _uncast_bytes(call, common)
+
+
+def _uncast_bytes(call: OperatorCall, common: torch.dtype) -> int:
+    """The result of an operator in place, before it is cast to the type that is there."""
+    left, result = call.args[0], call.result
+    is_in_place = isinstance(left, Tensor) and left.untyped_storage() is result.untyped_storage()
+    return result.numel() * common.itemsize if is_in_place and result.dtype != common else 0
 
 
 @CPU.workspace(*_overloads("div", "true_divide"))
@@ -74,7 +83,7 @@ def _divide(call: OperatorCall) -> int:
     rounded = call.kwargs.get("rounding_mode") is not None
     if not rounded and not (common.is_floating_point or common.is_complex):
         common = torch.get_default_dtype()
-    return cast_bytes(operands, common)
+    return cast_bytes(operands, common) + _uncast_bytes(call, common)
 
 
 @CPU.workspace("gelu_backward")

@@ -141,7 +141,9 @@ def test_masks_as_indices() -> None:
     mask, rows = x > 0, x[:, 0] > 0
     positions = torch.arange(int(rows.sum()))
     found = x[mask]
-    for indices in ([mask], [rows], [None, mask[0]], [rows, positions], [positions, None]):
+    short = positions.int()
+    several = [rows, positions], [rows, short], [short, positions], [positions, None], [short]
+    for indices in ([mask], [rows], [None, mask[0]], *several):
         out = check_workspace(aten.index.Tensor, torch.randn(40, 50, 3), indices)
         check_workspace(aten.index_put_.default, torch.zeros(40, 50, 3), indices, out)
     for accumulate in (False, True):
@@ -203,6 +205,13 @@ def test_complex_numbers_beside_real_tensors() -> None:
     for y in (z, z.t(), z.real):
         check(aten.abs.default, y)
         check(aten.angle.default, y)
+
+
+def test_operators_in_place_that_compute_in_a_wider_type() -> None:
+    wide = torch.rand(40, 1) + 0.5
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        for func in (aten.mul_, aten.add_, aten.sub_, aten.div_, aten.lt_):
+            check(func.Tensor, torch.rand(40, 50).to(dtype), wide)
 
 
 def test_dense_copies_of_transposed_matrices() -> None:

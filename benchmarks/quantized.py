@@ -1,0 +1,202 @@
+"""Compares steps with packed weights and states on the CPU with the same steps, run.
+
+    python -m benchmarks.quantized [--only NAME ...] [-o docs/results/quantized.md]
+
+Each case runs three steps in a process of its own, under PyTorch's profiler without fxmem; then
+fxmem records the same code. What the third step takes is compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from tabulate import tabulate
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from benchmarks.cases import import_torchvision
+from benchmarks.measure import STEP_MARK, THREADS, no_collector, read_events
+from benchmarks.stamp import write_stamp
+
+Build = Callable[[], Callable[[], None]]
+"""Builds a model and an optimizer on the CPU; returns a step."""
+
+
+def train(model: nn.Module, optimizer: Any, make: Callable[[], Tensor]) -> Callable[[], None]:
+    def step() -> None:
+        model(make()).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def build_layers(make: Callable[[int, int], nn.Module], dtype: torch.dtype) -> Callable[[], None]:
+    """Builds frozen layers around a layer that is trained."""
+    model = nn.Sequential(make(512, 2048), nn.GELU(), make(2048, 512)).to("cpu")
+    head = nn.Linear(512, 16, dtype=dtype)
+    optimizer = torch.optim.AdamW(head.parameters())
+    x = partial(torch.randn, 64, 512, dtype=dtype, requires_grad=True)
+    return train(nn.Sequential(model, head), optimizer, x)
+
+
+def build_four_bits(quant_type: str, nested: bool) -> Callable[[], None]:
+    from bitsandbytes.nn import Linear4bit
+
+    options = {"compress_statistics": nested, "quant_type": quant_type}
+    make = partial(Linear4bit, compute_dtype=torch.bfloat16, **options)
+    return build_layers(make, torch.float32)
+
+
+def build_eight_bits(threshold: float) -> Callable[[], None]:
+    from bitsandbytes.nn import Linear8bitLt
+
+    make = partial(Linear8bitLt, has_fp16_weights=False, threshold=threshold)
+    return build_layers(make, torch.bfloat16)
+
+
+def build_optimizer(name: str, **options: Any) -> Callable[[], None]:
+    import bitsandbytes
+
+    model = nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512))
+    optimizer = getattr(bitsandbytes.optim, name)(model.parameters(), lr=1e-4, **options)
+    return train(model, optimizer, partial(torch.randn, 64, 512))
+
+
+@functools.cache
+def save_llama() -> str:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 2}
+    config = LlamaConfig(num_attention_heads=4, vocab_size=1024, **sizes)
+    folder = tempfile.mkdtemp()
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+def build_adapter(bits: int, **options: Any) -> Callable[[], None]:
+    """Builds a Llama of two layers on packed weights, as ``from_pretrained`` does, with LoRA."""
+    import bitsandbytes
+    from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+    from transformers import BitsAndBytesConfig, LlamaForCausalLM
+
+    packing: dict[str, Any] = {"load_in_8bit": True}
+    if bits == 4:
+        packing = {"load_in_4bit": True, "bnb_4bit_compute_dtype": torch.bfloat16}
+    quantization = BitsAndBytesConfig(**packing)
+    model: Any = LlamaForCausalLM.from_pretrained(
+        save_llama(), quantization_config=quantization, device_map={"": "cpu"}
+    )
+    model = prepare_model_for_kbit_training(model)
+    lora = LoraConfig(target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", **options)
+    model = get_peft_model(model, lora)
+    trained = [each for each in model.parameters() if each.requires_grad]
+    optimizer = bitsandbytes.optim.AdamW8bit(trained, lr=1e-4)
+
+    def step() -> None:
+        tokens = torch.randint(0, 1024, (4, 128))
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+CASES: dict[str, Build] = {
+    "Linear4bit, nf4, double quantization": partial(build_four_bits, "nf4", True),
+    "Linear4bit, fp4": partial(build_four_bits, "fp4", False),
+    "Linear8bitLt": partial(build_eight_bits, 0.0),
+    "Linear8bitLt, threshold 6": partial(build_eight_bits, 6.0),
+    "AdamW8bit": partial(build_optimizer, "AdamW8bit"),
+    "Lion8bit": partial(build_optimizer, "Lion8bit"),
+    "AdEMAMix8bit": partial(build_optimizer, "AdEMAMix8bit"),
+    "SGD8bit with momentum": partial(build_optimizer, "SGD8bit", momentum=0.9),
+    "AdamW in 32 bits": partial(build_optimizer, "AdamW"),
+    "QLoRA, checkpoints, AdamW8bit": partial(build_adapter, 4, r=8),
+    "QDoRA, checkpoints, AdamW8bit": partial(build_adapter, 4, r=8, use_dora=True),
+    "LoRA on 8 bits, checkpoints, AdamW8bit": partial(build_adapter, 8, r=8),
+}
+
+
+def measure(name: str) -> int:
+    """Measures the third step."""
+    with no_collector(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
+        step = CASES[name]()
+        step()
+        step()
+        with record_function(STEP_MARK):
+            step()
+    return int(read_events(prof)["peak_bytes"])
+
+
+def predict(name: str) -> int:
+    """Predicts the third step."""
+    import fxmem
+
+    with fxmem.record(device="cpu", steps=3) as recording:
+        step = CASES[name]()
+        for _ in range(4):
+            step()
+    return recording.steps[-1].peak_bytes
+
+
+def run_apart(what: str, name: str) -> int:
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.quantized", f"--{what}", name]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    if run.returncode:
+        raise RuntimeError(run.stderr.strip().splitlines()[-1])
+    return int(json.loads(run.stdout.splitlines()[-1]))
+
+
+def main() -> None:
+    """Compares the cases and writes the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", default=[*CASES])
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    parser.add_argument("--predict", help=argparse.SUPPRESS)
+    parser.add_argument("-o", "--output", type=Path)
+    options = parser.parse_args()
+    if name := options.measure or options.predict:
+        torch.set_num_threads(THREADS)
+        import_torchvision()
+        for package in ("bitsandbytes", "peft"):  # which make tensors
+            importlib.import_module(package)
+        if name.endswith("checkpoints, AdamW8bit"):
+            save_llama()
+        print("\n" + json.dumps(measure(name) if options.measure else predict(name)))
+        return
+    rows = []
+    for name in options.only:
+        real, found = run_apart("measure", name), run_apart("predict", name)
+        rows.append([name, f"{real:,}", f"{found:,}", f"{found - real:+,}" if found != real else 0])
+        print(*rows[-1], file=sys.stderr, flush=True)
+    equal = sum(row[-1] == 0 for row in rows)
+    page = f"""# Packed weights and states on the CPU
+
+{write_stamp("python -m benchmarks.quantized -o docs/results/quantized.md")}
+
+The third step of small models with [bitsandbytes](https://github.com/bitsandbytes-foundation/bitsandbytes)
+and [peft](https://github.com/huggingface/peft), against the profiler's events of the same step, in
+bytes: {equal} of {len(rows)} are equal to the byte.
+
+{tabulate(rows, ["case", "measured", "predicted", "differs by"], tablefmt="github")}
+"""
+    if options.output:
+        options.output.write_text(page)
+    else:
+        print(page)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Operators that other packages bring, one file a package."""

@@ -1,0 +1,65 @@
+"""bitsandbytes, whose operators are Python that allocates and launches compiled kernels.
+
+Source: ``bitsandbytes/backends/cuda/ops.py`` and ``cpu/ops.py``, 0.47 to 0.50. That Python runs as
+it is, with launches that do nothing. The package is imported as on a machine without a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+from fxmem.kernels.cuda.gpu import CUDA
+from fxmem.kernels.registry import CPU, Backend
+from fxmem.patching import change_items, patch
+from fxmem.tracing.compiled import patch_when_imported
+
+_NAME = "bitsandbytes"
+_CACHE: Any = functools._lru_cache_wrapper
+
+
+class _Library:
+    """Stands for the compiled library."""
+
+    def __getattr__(self, name: str) -> Any:
+        return _launch
+
+
+def _launch(*_arguments: Any) -> None:
+    pass
+
+
+@contextlib.contextmanager
+def _run_python(target: Backend, _package: ModuleType) -> Iterator[None]:
+    """Runs the operators' own Python within, on the target's fakes."""
+    # Where there is a GPU, the package has imported its operators for CUDA itself.
+    kernels: Any = importlib.import_module(f"{_NAME}.backends.{target.name}.ops")
+    functional: Any = importlib.import_module(f"{_NAME}.functional")
+    tables = {name: value for name, value in vars(kernels).items() if name.startswith("str2opt")}
+    library = {"lib": _Library()}
+    launches: dict[Any, dict[str, Any]] = {kernels: library, functional: library}
+    if target is CUDA:
+        stubs = {
+            name: {key: [_launch] * len(table[key]) for key in table}
+            for name, table in tables.items()
+        }
+        launches[kernels] = library | {"_get_raw_stream": lambda _device: 0} | stubs
+    caches = [value for value in vars(kernels).values() if isinstance(value, _CACHE)]
+    target.python_kernels[_NAME] = lambda: patch(launches)
+    with contextlib.ExitStack() as stack:
+        stack.callback(target.python_kernels.pop, _NAME)
+        for cache in caches:  # of the GPU's properties
+            cache.cache_clear()
+            stack.callback(cache.cache_clear)
+        stack.enter_context(change_items(functional.name2qmap))  # of tensors
+        yield
+
+
+for _target in (CPU, CUDA):
+    _target.context(
+        functools.partial(patch_when_imported, _NAME, functools.partial(_run_python, _target))
+    )
