@@ -136,6 +136,7 @@ INTERFACES = (
     _list(
         "torch._C",
         "DispatchKey DispatchKeySet _IncludeDispatchKeyGuard _ExcludeDispatchKeyGuard"
+        " _SetExcludeDispatchKeyGuard"
         " _AutoDispatchBelowAutograd _dispatch_get_all_op_names"
         " _dispatch_has_kernel_for_dispatch_key _dispatch_tls_is_dispatch_key_included"
         " _is_any_autocast_enabled",

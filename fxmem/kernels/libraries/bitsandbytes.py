@@ -13,6 +13,11 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._mode_utils import no_dispatch
+
 from fxmem.kernels.cuda.gpu import CUDA
 from fxmem.kernels.registry import CPU, Backend
 from fxmem.patching import change_items, patch
@@ -31,6 +36,17 @@ class _Library:
 
 def _launch(*_arguments: Any) -> None:
     pass
+
+
+def _make_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Tensor:
+    """``functional.get_paged``: a tensor of the host to PyTorch, in CUDA's managed memory."""
+    mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    with no_dispatch():
+        meta = torch.empty(shape, dtype=dtype, device="meta")
+        made: Any = FakeTensor(mode, meta, torch.device("cpu"))
+    made.is_paged, made.page_deviceid = True, 0
+    CUDA.managed_bytes += meta.nbytes
+    return made  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
@@ -52,6 +68,10 @@ def _run_python(target: Backend, _package: ModuleType) -> Iterator[None]:
     target.python_kernels[_NAME] = lambda: patch(launches)
     with contextlib.ExitStack() as stack:
         stack.callback(target.python_kernels.pop, _NAME)
+        target.managed_bytes = 0
+        if target is CUDA:
+            paging = {"get_paged": _make_paged, "prefetch_tensor": _launch, "fill": _launch}
+            stack.enter_context(patch({functional: paging}))
         for cache in caches:  # of the GPU's properties
             cache.cache_clear()
             stack.callback(cache.cache_clear)
