@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import sys
@@ -83,3 +84,11 @@ def test_an_optimizer_that_compiles_is_analysed() -> None:
     analysis = fxmem.analyze(nn.Linear(8, 8), "4x8", optimizer=Compiling, device="cpu")
     assert NOTE in analysis.setup.notes
     assert "aten.sub.Tensor" in {operation.name for operation in analysis.graph.operations}
+
+
+def test_a_module_that_is_not_installed_is_missing_as_ever() -> None:
+    with (
+        patch_when_imported("fxmem_missing", lambda _module: contextlib.nullcontext()),
+        pytest.raises(ModuleNotFoundError, match="fxmem_missing"),
+    ):
+        importlib.import_module("fxmem_missing")
