@@ -37,8 +37,6 @@ _NO_INDEX = -1
 _ACCELERATOR = re.compile(r"(cuda|mps|xpu|npu|hpu|mtia|xla)(:\d+)?")
 _AUTOCASTS = frozenset({"torch.amp.autocast_mode", "torch._library.custom_ops"})
 """Modules that cast tensors on CUDA, for autograd functions and operators of the user."""
-_MAKES_DTENSOR = "torch.distributed.tensor._api", "__new__"
-"""Module and function that made, until PyTorch 2.9, a DTensor on the device that it sees."""
 _ANSWERS: dict[Any, Any] = {
     Tensor.device.__get__: SEEN,
     Tensor.is_cuda.__get__: True,  # type: ignore[attr-defined]
@@ -98,12 +96,20 @@ def translate_devices(
         frame = sys._getframe(1)
         module = str(frame.f_globals.get("__name__", ""))  # exec may give none
         internal = module.startswith(("torch._", "torch.utils.", "fxmem."))
-        internal |= (module, frame.f_code.co_name) == _MAKES_DTENSOR
         if module in _AUTOCASTS or not (translator.is_busy or internal):
             return SEEN
         return found
 
-    with patch({FakeTensor: {"device": property(see)}}), translator:
+    make_wrapper: Callable[..., Tensor] = Tensor._make_wrapper_subclass
+
+    def make_wrapper_on_target(kind: type, *args: Any, **kwargs: Any) -> Tensor:
+        """Makes a DTensor or the like, whose class gives the device that it sees."""
+        if kwargs.get("device") == SEEN:
+            kwargs["device"] = device
+        return make_wrapper(kind, *args, **kwargs)
+
+    wrappers = {"_make_wrapper_subclass": staticmethod(make_wrapper_on_target)}
+    with patch({FakeTensor: {"device": property(see)}, Tensor: wrappers}), translator:
         yield
 
 

@@ -93,6 +93,7 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("torch.cuda.amp.common", "amp_definitely_not_available", _SHOW),
     ("torch.Tensor", "record_stream __new__", _SHOW),
     ("torch.Tensor", "_make_subclass", "make a tensor of a subclass of a fake one"),
+    ("torch.Tensor", "_make_wrapper_subclass", "show fake tensors as on the GPU"),
     ("torch.Tensor", "data_ptr", "run Python that launches kernels of other libraries"),
     ("torch.nn.parallel.data_parallel.DataParallel", "scatter", _SHOW),
     ("torch._subclasses.fake_tensor.FakeTensor", "device", "show fake tensors as on the GPU"),

@@ -11,6 +11,7 @@ import torch
 from running import Runs
 from torch import nn
 from torch.utils import _device
+from torch.utils._python_dispatch import return_and_correct_aliasing
 
 import fxmem
 from fxmem.fakes.devices import TypeOnGpu, translate_devices
@@ -204,3 +205,57 @@ def test_backward_sees_the_devices_of_fake_kernels(x: torch.Tensor) -> None:
 def test_the_two_do_not_mix(x: torch.Tensor) -> None:
     with pytest.raises(RuntimeError, match="same device"):
         x + torch.ones(4, 8)
+
+
+class Wrapped(torch.Tensor):
+    """Wraps a tensor, as torchao's packed weights do."""
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Any:
+        options = {"dtype": inner.dtype, "device": inner.device}
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, **options)
+
+    def __init__(self, inner: torch.Tensor) -> None:
+        self.inner = inner
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["inner"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = Wrapped(func(args[0].inner, *args[1:], **(kwargs or {})))
+        return return_and_correct_aliasing(func, args, kwargs or {}, result)
+
+
+def test_a_wrapper_lies_where_what_it_wraps_does() -> None:
+    with fxmem.record(gpu="a100-80gb"):
+        weight = nn.Parameter(Wrapped(torch.ones(4, device="cuda")), requires_grad=False)
+        assert weight.device == weight.inner.device == torch.device("cuda", 0)
+
+
+class Packed(nn.Parameter):
+    """Is made of plain data, and says how this is packed, as bitsandbytes' parameters do."""
+
+    bits: int
+
+    def __new__(cls, data: torch.Tensor, bits: int = 4) -> Any:
+        made = torch.Tensor._make_subclass(cls, data, False)
+        made.bits = bits
+        return made
+
+    def cuda(self, *_where: Any) -> Any:
+        self.data = self.data.to("cuda").view(-1)[::2].contiguous().to(torch.uint8)
+        return self
+
+
+def test_a_parameter_of_a_class_of_its_own_keeps_the_class_where_it_moves() -> None:
+    with fxmem.record(gpu="a100-80gb"):
+        layer = nn.Linear(64, 64, bias=False)
+        layer.weight = Packed(layer.weight.data)
+        layer.cuda()
+        weight = layer.weight
+        assert isinstance(weight, Packed) and isinstance(weight, nn.Parameter)
+        assert (weight.bits, weight.shape, weight.dtype) == (4, (2048,), torch.uint8)
+        assert weight.device.type == "cuda"
+        assert isinstance(Packed(weight.data), Packed)
+        assert not isinstance(weight + 1, Packed)
