@@ -65,10 +65,11 @@ def _run_python(target: Backend, _package: ModuleType) -> Iterator[None]:
         }
         launches[kernels] = library | {"_get_raw_stream": lambda _device: 0} | stubs
     caches = [value for value in vars(kernels).values() if isinstance(value, _CACHE)]
-    target.python_kernels[_NAME] = lambda: patch(launches)
-    with contextlib.ExitStack() as stack:
-        stack.callback(target.python_kernels.pop, _NAME)
+    if _NAME not in target.python_kernels:  # else within another analysis
         target.managed_bytes = 0
+    with contextlib.ExitStack() as stack:
+        own = {_NAME: lambda: patch(launches)}
+        stack.enter_context(change_items(target.python_kernels, own))
         if target is CUDA:
             paging = {"get_paged": _make_paged, "prefetch_tensor": _launch, "fill": _launch}
             stack.enter_context(patch({functional: paging}))
