@@ -132,7 +132,7 @@ def test_an_attribute_lies_where_the_code_put_it(tmp_path: Path, device: str) ->
     path.write_text(PLAIN)
     assert fxmem.analyze(f"{path}:Net", ("3x2",), device=device).peak_bytes > 0
     if device == "cuda":  # what was made on the host stays there
-        with pytest.raises(fxmem.TraceError, match="on the same device|two different devices"):
+        with pytest.raises(fxmem.TraceError, match=r"on the same device|two different devices"):
             fxmem.analyze(f"{path}:Net", ("3x2", True), device=device)
 
 
@@ -203,7 +203,7 @@ def test_backward_sees_the_devices_of_fake_kernels(x: torch.Tensor) -> None:
 
 
 def test_the_two_do_not_mix(x: torch.Tensor) -> None:
-    with pytest.raises(RuntimeError, match="same device|two different devices"):
+    with pytest.raises(RuntimeError, match=r"same device|two different devices"):
         x + torch.ones(4, 8)
 
 
