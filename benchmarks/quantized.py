@@ -75,13 +75,13 @@ def build_optimizer(name: str, **options: Any) -> Callable[[], None]:
 
 
 @functools.cache
-def save_llama() -> str:
+def save_llama() -> tempfile.TemporaryDirectory[str]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 2}
     config = LlamaConfig(num_attention_heads=4, vocab_size=1024, **sizes)
-    folder = tempfile.mkdtemp()
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    folder = tempfile.TemporaryDirectory()
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder.name)
     return folder
 
 
@@ -96,7 +96,7 @@ def build_adapter(bits: int, **options: Any) -> Callable[[], None]:
         packing = {"load_in_4bit": True, "bnb_4bit_compute_dtype": torch.bfloat16}
     quantization = BitsAndBytesConfig(**packing)
     model: Any = LlamaForCausalLM.from_pretrained(
-        save_llama(), quantization_config=quantization, device_map={"": "cpu"}
+        save_llama().name, quantization_config=quantization, device_map={"": "cpu"}
     )
     model = prepare_model_for_kbit_training(model)
     lora = LoraConfig(target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", **options)

@@ -74,17 +74,16 @@ def summarize_error(error: BaseException) -> str:
     >>> summarize_error(RuntimeError("in loading state_dict:\\n\\tMissing keys: bias"))
     'RuntimeError: in loading state_dict: Missing keys: bias'
     """
-    cause = error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
     lines = str(error).strip().splitlines() or [""]
     text = " ".join(map(str.strip, lines[:2])) if lines[0].endswith(":") else lines[0]
     if len(text) > 300:
         text = f"{text[:300].rsplit(' ', 1)[0]} ..."
     summary = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    if cause is error or str(cause) in summary:
-        return summary
-    return f"{summary}, from {summarize_error(cause)}"
+    cause = error
+    while cause.__cause__ not in (None, cause):  # some code raises an error from itself
+        cause = cause.__cause__
+    first = summary if cause is error else summarize_error(cause)
+    return summary if first.partition(": ")[2] in summary else f"{summary}, from {first}"
 
 
 class FxmemWarning(UserWarning):

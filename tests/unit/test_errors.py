@@ -25,5 +25,7 @@ def test_a_summary_ends_with_the_first_cause() -> None:
         summarize_error(lazy) == f"{text}, from ModuleNotFoundError: No module named 'flash_attn'"
     )
     repeats = RuntimeError("failed: no width")
-    repeats.__cause__ = ValueError("no width")
+    repeats.__cause__ = ValueError("no width\nframe #0: ...")
+    assert summarize_error(repeats) == "RuntimeError: failed: no width"
+    repeats.__cause__ = repeats
     assert summarize_error(repeats) == "RuntimeError: failed: no width"

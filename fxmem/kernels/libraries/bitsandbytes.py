@@ -1,7 +1,7 @@
 """bitsandbytes, whose operators are Python that allocates and launches compiled kernels.
 
-Source: ``bitsandbytes/backends/cuda/ops.py`` and ``cpu/ops.py``, 0.47 to 0.50. That Python runs as
-it is, with launches that do nothing. The package is imported as on a machine without a GPU.
+Source: ``bitsandbytes/backends/cuda/ops.py`` and ``cpu/ops.py``, 0.50. That Python runs as it is,
+with launches that do nothing. The package is imported as on a machine without a GPU.
 """
 
 from __future__ import annotations
@@ -55,24 +55,23 @@ def _run_python(target: Backend, _package: ModuleType) -> Iterator[None]:
     # Where there is a GPU, the package has imported its operators for CUDA itself.
     kernels: Any = importlib.import_module(f"{_NAME}.backends.{target.name}.ops")
     functional: Any = importlib.import_module(f"{_NAME}.functional")
-    tables = {name: value for name, value in vars(kernels).items() if name.startswith("str2opt")}
-    library = {"lib": _Library()}
-    launches: dict[Any, dict[str, Any]] = {kernels: library, functional: library}
+    library, pointer = {"lib": _Library()}, {"data_ptr": lambda _tensor: 0}
+    own: dict[str, Any] = dict(library)
+    paging: dict[str, Any] = {}
     if target is CUDA:
-        stubs = {
-            name: {key: [_launch] * len(table[key]) for key in table}
-            for name, table in tables.items()
-        }
-        launches[kernels] = library | {"_get_raw_stream": lambda _device: 0} | stubs
+        own["_get_raw_stream"] = lambda _device: 0
+        for name in ("str2optimizer32bit", "str2optimizer8bit_blockwise"):
+            table = vars(kernels)[name]
+            own[name] = {key: [_launch] * len(table[key]) for key in table}
+        paging = {"get_paged": _make_paged, "prefetch_tensor": _launch, "fill": _launch}
+    launches: dict[Any, Any] = {kernels: own, functional: library, Tensor: pointer}
     caches = [value for value in vars(kernels).values() if isinstance(value, _CACHE)]
     if _NAME not in target.python_kernels:  # else within another analysis
         target.managed_bytes = 0
     with contextlib.ExitStack() as stack:
-        own = {_NAME: lambda: patch(launches)}
-        stack.enter_context(change_items(target.python_kernels, own))
-        if target is CUDA:
-            paging = {"get_paged": _make_paged, "prefetch_tensor": _launch, "fill": _launch}
-            stack.enter_context(patch({functional: paging}))
+        running = {_NAME: lambda: patch(launches)}
+        stack.enter_context(change_items(target.python_kernels, running))
+        stack.enter_context(patch({functional: paging}))
         for cache in caches:  # of the GPU's properties
             cache.cache_clear()
             stack.callback(cache.cache_clear)

@@ -30,11 +30,8 @@ def record_linear(rows: int) -> Recording:
 def test_many_rows_are_multiplied_by_the_dequantized_weight() -> None:
     step = record_linear(4096).steps[-1]
     assert step.forward_flops == 2 * 4096 * 1024 * 1024
-    [product] = [o for o in step.graph.operations if o.name == "aten.mm.default"][:1]
-    live = step.graph.storages
-    weights = [s for s in live if s.shape == (1024, 1024) and s.dtype == "bfloat16"]
+    weights = [s for s in step.graph.storages if s.shape == (1024, 1024) and s.dtype == "bfloat16"]
     assert len(weights) == 2 and {s.nbytes for s in weights} == {2 * MIB}  # forward and backward
-    assert product.node is not None
 
 
 def test_few_rows_are_multiplied_by_a_kernel_of_its_own() -> None:
