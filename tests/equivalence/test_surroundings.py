@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -164,43 +165,40 @@ def train_distributed(rank: int, store: str, results: Any) -> None:
     """One of two processes; what each ends with goes to a queue."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    make, x = MODELS["residual"]
-    states = []
-    for is_planned in (False, True):
-        for static_graph in (False, True):
-            torch.manual_seed(0)
-            model: nn.Module = make().train()
-            if is_planned:
-                model = apply_leanest(model, (x,))
-            wrapped = DistributedDataParallel(model, static_graph=static_graph)
-            optimizer = torch.optim.Adam(wrapped.parameters())
-            torch.manual_seed(10 + rank)
-            for _ in range(3):
-                optimizer.zero_grad()
-                sum_output(wrapped(torch.randn_like(x))).backward()
-                optimizer.step()
-            states.append(gather_state(model))
+    states = {
+        (is_planned, static_graph): train_wrapped(rank, is_planned, static_graph)
+        for is_planned in (False, True)
+        for static_graph in (False, True)
+    }
+    gc.collect()  # a wrapper that outlives the group waits in its destructor, at times for good
     dist.destroy_process_group()
-    plain, static, planned, planned_static = states
     differ = [
         name
-        for expected, found in ((plain, planned), (static, planned_static))
-        for name in expected
-        if not torch.equal(expected[name], found[name])
+        for static_graph in (False, True)
+        for name, expected in states[False, static_graph].items()
+        if not torch.equal(expected, states[True, static_graph][name])
     ]
     results.put((rank, differ))
 
 
+def train_wrapped(rank: int, is_planned: bool, static_graph: bool) -> dict[str, Tensor]:
+    make, x = MODELS["residual"]
+    torch.manual_seed(0)
+    model: nn.Module = make().train()
+    if is_planned:
+        model = apply_leanest(model, (x,))
+    wrapped = DistributedDataParallel(model, static_graph=static_graph)
+    optimizer = torch.optim.Adam(wrapped.parameters())
+    torch.manual_seed(10 + rank)
+    for _ in range(3):
+        optimizer.zero_grad()
+        sum_output(wrapped(torch.randn_like(x))).backward()
+        optimizer.step()
+    return gather_state(model)
+
+
 def test_distributed_data_parallel(tmp_path: Path) -> None:
-    context = mp.get_context("spawn")
-    results = context.Queue()
-    processes = [
-        context.Process(target=train_distributed, args=(rank, str(tmp_path / "store"), results))
-        for rank in range(2)
-    ]
-    for process in processes:
-        process.start()
-    found = sorted(results.get(timeout=120) for _ in processes)
-    for process in processes:
-        process.join(timeout=60)
-    assert found == [(0, []), (1, [])]
+    results = mp.get_context("spawn").SimpleQueue()
+    # An error in a process, or a signal that ends one, is raised here.
+    mp.spawn(train_distributed, (str(tmp_path / "store"), results), nprocs=2)
+    assert sorted(results.get() for _ in range(2)) == [(0, []), (1, [])]
