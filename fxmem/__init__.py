@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from fxmem.batching.sizes import max_batch
     from fxmem.fitting.mesh_search import fit
     from fxmem.kernels.extensions import register_workspace
+    from fxmem.kernels.stand_ins import register_stand_in
     from fxmem.pipelines.pipelining import pipeline
     from fxmem.scripts.recording import record
     from fxmem.scripts.script import run
@@ -81,6 +82,7 @@ __all__ = [
     "record",
     "register_finding",
     "register_format",
+    "register_stand_in",
     "register_workspace",
     "render",
     "run",
@@ -99,6 +101,7 @@ _FUNCTIONS = {
     "pipeline": "pipelines.pipelining",
     "plan": "applying.plan_search",
     "record": "scripts.recording",
+    "register_stand_in": "kernels.stand_ins",
     "register_workspace": "kernels.extensions",
     "run": "scripts.script",
     "unapply": "applying.auto",

@@ -21,6 +21,13 @@ import torch
 from torch import nn
 
 from fxmem.errors import LoadError, suggest_names, summarize_error
+from fxmem.kernels.stand_ins import (
+    MissingNameError,
+    StandIn,
+    find_stand_in,
+    is_stood_for,
+    keep_stand_ins,
+)
 from fxmem.loading.parsing import Target
 from fxmem.patching import patch
 from fxmem.source import find_raising_source, find_source
@@ -34,8 +41,10 @@ _MAIN = "put what runs as a script under: if __name__ == '__main__'"
 def keep_importable(target: Target) -> Iterator[None]:
     """Makes the folder of a target's file importable within, as ``python file.py`` does.
 
-    The current folder is put on ``sys.path`` for good, as by ``python -m``.
+    The current folder is put on ``sys.path`` for good, as by ``python -m``, and what stands for
+    packages is to be found for good.
     """
+    keep_stand_ins()
     cwd = os.getcwd()
     if "" not in sys.path and cwd not in sys.path:
         sys.path.insert(0, cwd)
@@ -207,17 +216,28 @@ def _explain_missing_file(target: Target, path: str) -> LoadError:
     )
 
 
-_SDPA = 'attn_implementation="sdpa", scaled_dot_product_attention'
 _TORCH = "the modules and optimizers of torch.nn and torch.optim"
 _SHARD = "torch.distributed.fsdp.fully_shard"
 _INSTEAD = {
-    **dict.fromkeys(("flash_attn", "flash_attn_interface", "xformers", "sageattention"), _SDPA),
-    **dict.fromkeys(("apex", "bitsandbytes", "transformer_engine"), _TORCH),
-    **dict.fromkeys(("mamba_ssm", "causal_conv1d"), "the model's path without them"),
+    **dict.fromkeys(("apex", "transformer_engine"), _TORCH),
+    "flash_attn_interface": 'attn_implementation="flash_attention_2"',
+    "sageattention": "scaled_dot_product_attention",
     "deepspeed": _SHARD,
     "megatron": _SHARD,
 }
-"""Packages with CUDA code, and what holds as much that runs on fake tensors."""
+"""Packages whose CUDA code fxmem does not know, and what runs on fake tensors instead."""
+
+_PYTHON_ONLY = {
+    "flash_attn": "FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE FLASH_ATTENTION_FORCE_BUILD=TRUE",
+    "mamba_ssm": "MAMBA_SKIP_CUDA_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE",
+    "causal_conv1d": "CAUSAL_CONV1D_SKIP_CUDA_BUILD=TRUE CAUSAL_CONV1D_FORCE_BUILD=TRUE",
+    "xformers": "",
+    "bitsandbytes": "",
+}
+"""Packages that run with their Python alone, and the variables for ``pip`` to build no more."""
+
+_COMPILED = re.compile(r"(?i)cuda|_ext$|_kernels?$|\b_c$")
+"""Names that compiled modules of packages have."""
 
 _TOLD = (ImportError, importlib.metadata.PackageNotFoundError)
 """Errors whose text tells what is missing."""
@@ -230,30 +250,63 @@ def find_missing_package(error: BaseException) -> str:
     """
     if type(error) is ModuleNotFoundError:
         return error.name or ""
+    if isinstance(error, MissingNameError):
+        return error.path
+    if type(error) is ImportError and is_stood_for(error.name or ""):
+        return f"{error.name}.{str(error).split(chr(39))[1]}"  # cannot import name 'x' from ...
     text = str(error).replace("-", "_").replace("FlashAttention2", "flash_attn")
     words = re.findall(r"\w+", text) if type(error) in _TOLD else ()
-    absent = (name for name in words if name in _INSTEAD and importlib.util.find_spec(name) is None)
+    known = _INSTEAD.keys() | _PYTHON_ONLY.keys()
+    absent = (name for name in words if name in known and importlib.util.find_spec(name) is None)
     return next(absent, "")
 
 
 def explain_missing_package(name: str, importer: str) -> LoadError:
     """Makes the error for a package that code imports, at a line or in a file, and is not there."""
     package = name.partition(".")[0]
-    if package in _INSTEAD and importlib.util.find_spec(package) is None:
-        return LoadError(
-            f"{importer} needs {package}, which is not installed, and whose kernels fxmem does not"
-            " model yet",
-            hint=f"instead: {_INSTEAD[package]}",
-        )
+    stand_in = find_stand_in(package)
+    if stand_in is not None and is_stood_for(package):
+        return explain_missing_name(stand_in, name, importer)
     if package != name and importlib.util.find_spec(package) is not None:
         return LoadError(
             f"{importer} imports {name!r}, which the installed {package} does not have",
             hint=f"it needs another release of {package}",
         )
+    if package in _INSTEAD:
+        return LoadError(
+            f"{importer} needs {package}, which is not installed, and whose kernels fxmem does not"
+            " know",
+            hint=f"instead: {_INSTEAD[package]}; or tell them: fxmem.register_stand_in",
+        )
+    if package in _PYTHON_ONLY:
+        return LoadError(
+            f"{importer} needs {package}, which is not installed",
+            hint=f"its Python is enough: {_write_install(package)}",
+        )
+    if _COMPILED.search(name):
+        return LoadError(
+            f"{importer} imports {name!r}, a compiled module that is not installed",
+            hint=f"say what its functions make: fxmem.register_stand_in({name!r}, ...)",
+        )
     return LoadError(
         f"{importer} imports {name!r}, which is not installed",
         hint=f"pip install {package}, or put its folder on PYTHONPATH",
     )
+
+
+def explain_missing_name(stand_in: StandIn, name: str, importer: str) -> LoadError:
+    """Makes the error for a name that the stand-in for a package lacks."""
+    package = stand_in.package
+    install = f"install its Python: {_write_install(package)}; or " * (package in _PYTHON_ONLY)
+    return LoadError(
+        f"{importer} needs {name}, which fxmem's stand-in for {stand_in.title} does not have",
+        hint=f"{install}fxmem.register_stand_in",
+    )
+
+
+def _write_install(package: str) -> str:
+    command = f"pip install --no-deps --no-build-isolation {package.replace('_', '-')}"
+    return f"{_PYTHON_ONLY[package]} {command}".strip()
 
 
 def _explain_failed_import(target: Target, error: BaseException) -> LoadError:

@@ -81,11 +81,13 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     (
         "torch._C?",
         "_get_accelerator _cuda_getCurrentRawStream _cuda_isInBadFork _cuda_clearCublasWorkspaces"
-        " _accelerator_exchangeDevice _accelerator_maybeExchangeDevice",
+        " _accelerator_exchangeDevice _accelerator_maybeExchangeDevice"
+        " _is_flash_attention_available",
         _SHOW,
     ),
     ("torch", "Generator Stream Event set_default_tensor_type", _SHOW),
     ("torch.version", "cuda", _SHOW),
+    ("torch.utils.cpp_extension", "load load_inline", "compile no extension for CUDA"),
     ("torch.backends.cudnn", "version", _SHOW),
     ("torch.cuda.nccl", "version", _SHOW),
     ("torch.cuda.nvtx", "range_push range_pop", _SHOW),

@@ -277,6 +277,7 @@ def _list_others(gpu: Gpu) -> dict[Any, dict[str, Any]]:
             "_get_accelerator": _answer(torch.device("cuda")),  # which fully_shard asks
             "_cuda_getCurrentRawStream": lambda _device=0: find_stream(),
             "_cuda_isInBadFork": _answer(False),
+            "_is_flash_attention_available": _answer(True),  # which xformers asks
             "_cuda_clearCublasWorkspaces": _answer(None),
             "_accelerator_exchangeDevice": _answer(0),  # DistributedDataParallel moves inputs so
             "_accelerator_maybeExchangeDevice": _answer(0),
@@ -294,12 +295,15 @@ def _list_others(gpu: Gpu) -> dict[Any, dict[str, Any]]:
 
 
 def _forget_answers() -> None:
-    """Empties the caches of functions that keep whether there is a GPU."""
+    """Empties the caches of functions that keep whether there is a GPU, and which packages are."""
     for name in ("transformers.utils.import_utils", "torch.utils._triton"):
         for function in [*vars(sys.modules.get(name, object)).values()]:
             asks = getattr(getattr(function, "__wrapped__", None), "__code__", None)
-            if asks is not None and {"cuda", "is_torch_cuda_available"} & {*asks.co_names}:
+            if asks is not None and _ASKED & {*asks.co_names}:
                 function.cache_clear()
+
+
+_ASKED = {"cuda", "is_torch_cuda_available", "packages_distributions"}
 
 
 _CUDA_VERSIONS = {(2, 6): "12.4", (2, 7): "12.6", (2, 8): "12.8", (2, 9): "12.8", (2, 10): "12.8"}

@@ -34,8 +34,6 @@ _ALIGNMENT = 8
 
 CUDA.leave_out(
     "a fused attention that is not called through scaled_dot_product_attention",
-    *("_flash_attention_forward", "_flash_attention_backward"),
-    *("_efficient_attention_forward", "_efficient_attention_backward"),
     *("_cudnn_attention_forward", "_cudnn_attention_backward"),
 )
 

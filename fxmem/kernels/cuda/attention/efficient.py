@@ -100,21 +100,40 @@ def _outputs(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: An
             f"exceeds ({_MAX_BATCH})."
         )
     results = aten._scaled_dot_product_efficient_attention(query, key, value, *args, **kwargs)
-    host = [torch.empty((), dtype=torch.int64, device="cpu") for _ in range(2)]
-    return (*results[:2], *host)
+    return (*results[:2], *_make_seeds())
+
+
+@CUDA.kernel("_efficient_attention_forward")
+def _outputs_of_rows(*args: Any, **kwargs: Any) -> Any:
+    """As xformers calls it."""
+    results = aten._efficient_attention_forward(*args, **kwargs)
+    return (*results[:2], *_make_seeds(), *results[4:])
+
+
+def _make_seeds() -> list[Tensor]:
+    return [torch.empty((), dtype=torch.int64, device="cpu") for _ in range(2)]
+
+
+@CUDA.workspace("_efficient_attention_forward")
+def _forward_of_rows(call: OperatorCall) -> int:
+    return _accumulated_bytes(*(as_tensor(call.get(i, x)) for i, x in ((0, "query"), (2, "value"))))
+
+
+def _accumulated_bytes(query: Tensor, value: Tensor) -> int:
+    """``output_accum``, the result in float, where a block does not hold whole rows."""
+    if query.dtype in _HALVES and max(query.shape[3], value.shape[3]) > _IN_REGISTERS:
+        return query.numel() // query.shape[3] * value.shape[3] * _FLOAT
+    return 0
 
 
 @CUDA.workspace("_scaled_dot_product_efficient_attention")
 def _forward(call: OperatorCall) -> int:
     """``_scaled_dot_product_efficient_attention_cuda``: results of chunks beside the whole.
 
-    The first chunk's live to the end. ``output_accum`` is the result in float, where a block does
-    not hold whole rows.
+    The first chunk's live to the end.
     """
     query, value = call.tensor(0), call.tensor(2)
-    batch, accumulated = query.shape[0], 0
-    if query.dtype in _HALVES and max(query.shape[3], value.shape[3]) > _IN_REGISTERS:
-        accumulated = query.numel() // query.shape[3] * value.shape[3] * _FLOAT
+    batch, accumulated = query.shape[0], _accumulated_bytes(query, value)
     if batch <= _MAX_BATCH:
         return accumulated
     results = sum(size_bytes(as_tensor(x)) for x in call.outputs[:2])
@@ -156,8 +175,41 @@ def _backward(call: OperatorCall) -> Blocks:
     return trace.finish()
 
 
+_BACKWARD_NAMES = [
+    argument.name for argument in aten._efficient_attention_backward.default._schema.arguments
+]
+
+
+@CUDA.kernel("_efficient_attention_backward")
+def _gradients_of_rows(*args: Any, **kwargs: Any) -> Any:
+    """A mask that wants no gradient gets none; the seed is the host's, or empty."""
+    bound = dict(zip(_BACKWARD_NAMES, args, strict=False)) | kwargs
+    bound |= dict(zip(("philox_seed", "philox_offset"), _make_seeds(), strict=True))
+    results = aten._efficient_attention_backward(**bound)
+    if bound["bias_requires_grad"]:
+        return results
+    return (*results[:3], results[0].new_empty(0))
+
+
+@CUDA.workspace("_efficient_attention_backward")
+def _backward_of_rows(call: OperatorCall) -> Blocks:
+    names = enumerate(("grad_out_", "query", "key", "value"))
+    operands = [as_tensor(call.get(i, name)).transpose(1, 2) for i, name in names]
+    trace, lengths = BlockTrace(), None
+    if (starts := call.get(6, "cu_seqlens_q")) is not None:
+        longest = (call.get(8, "max_seqlen_q"), call.get(9, "max_seqlen_k"))
+        lengths = (starts.numel() - 1, *longest)
+    results = 3 + (call.get_result(3).numel() > 0)
+    _add_backward(trace, operands, bool(call.get(11, "dropout_p")), results, lengths)
+    return trace.finish()
+
+
 def _add_backward(
-    trace: BlockTrace, operands: Sequence[Tensor], has_dropout: bool, results: int
+    trace: BlockTrace,
+    operands: Sequence[Tensor],
+    has_dropout: bool,
+    results: int,
+    lengths: tuple[int, ...] | None = None,
 ) -> None:
     """``_efficient_attention_backward``.
 
@@ -183,7 +235,9 @@ def _add_backward(
             freed.append(sums)
             trace.allocate(sums_bytes)
         trace.free(*freed)
-    trace.allocate(workspace_bytes(kernel, query, key, value))
+    batch, heads, queries, _ = query.shape
+    batch, queries, keys = lengths or (batch, queries, key.shape[2])
+    trace.allocate(workspace_bytes(kernel, query, value, (batch * heads, queries, keys)))
 
 
 def choose_kernel(query: Tensor, value: Tensor, has_dropout: bool) -> _Kernel:
@@ -210,10 +264,18 @@ def choose_kernel(query: Tensor, value: Tensor, has_dropout: bool) -> _Kernel:
     raise RuntimeError("cutlassB: no kernel found to launch!")
 
 
-def workspace_bytes(kernel: _Kernel, query: Tensor, key: Tensor, value: Tensor) -> int:
-    """``Params::workspace_size``: float blocks of gradients that several writers add to."""
-    batch, heads, queries, head_dim = query.shape
-    work, keys, elements = batch * heads, key.shape[2], 0
+def workspace_bytes(
+    kernel: _Kernel, query: Tensor, value: Tensor, sizes: tuple[int, int, int]
+) -> int:
+    """``Params::workspace_size``: float blocks of gradients that several writers add to.
+
+    Args:
+        kernel: The kernel.
+        query: Its last dimension and dtype are read.
+        value: Its last dimension is read.
+        sizes: Pairs of batch and head, queries and keys of each.
+    """
+    (work, queries, keys), head_dim, elements = sizes, query.shape[3], 0
     if not kernel.is_in_registers(query.dtype) and query.dtype in _HALVES:
         splits = -(-keys // kernel.columns)  # ``num_splits_key``
         if work >= 256 and keys <= 2 * kernel.columns:
