@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 
 from fxmem.advice.activations import find_attention, find_logits, find_upcasts
+from fxmem.advice.checkpoints import find_wide_checkpoints
 from fxmem.advice.holding import find_cache, find_gradients, find_held_outputs
 from fxmem.finding import Finder, register_finding
 
@@ -20,6 +21,7 @@ _FINDERS: Mapping[str, Finder] = {
     "FX103": find_attention,
     "FX104": find_cache,
     "FX105": find_held_outputs,
+    "FX106": find_wide_checkpoints,
     "FX201": find_gradients,
 }
 

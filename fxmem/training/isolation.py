@@ -21,6 +21,7 @@ from fxmem.patching import hold_process, leave_recording, patch
 from fxmem.recording.recorder import Recorder
 from fxmem.tracing.compiled import leave_out_compiler, patch_when_imported
 from fxmem.tracing.conditions import leave_autocast
+from fxmem.training.dead_checkpoints import note_dead_checkpoints
 from fxmem.training.options import Options
 from fxmem.versions.fallbacks import keeps_casts_in_inference
 
@@ -185,6 +186,7 @@ def imitate_target(
         recorder.watch_resizing(),
         recorder.casts.watch_exits(),
         patch_when_imported("transformers.utils.import_utils", answer_fake_checks),
+        note_dead_checkpoints(recorder.notes),
         lower_functions(target) as notes,
         leave_out_compiler(recorder.notes)
         if compilation is None

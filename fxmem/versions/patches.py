@@ -178,6 +178,7 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     # -- what is watched --
     ("torch.nn.modules.module.Module", "__call__", "make nodes of leaf modules"),
     ("torch.autograd.function.Function", "apply", "make nodes of a user's functions"),
+    ("torch.utils.checkpoint.CheckpointFunction", "apply", "see which get no gradient"),
     (
         "torch.utils.checkpoint",
         "_checkpoint_without_reentrant_generator",
