@@ -6,8 +6,10 @@ import argparse
 import contextlib
 import itertools
 import re
+from dataclasses import replace
 
 import fxmem
+from fxmem.batching.changes import change_optimizer, list_combinations, write_changed
 from fxmem.batching.largest import report_max_batches
 from fxmem.cli.output import (
     EXIT_FINDING,
@@ -37,7 +39,8 @@ DESCRIPTION = """\
 Finds the largest batch whose step fits a GPU or a memory, from a few analyses: the answer and
 the next size are both analysed. --axis finds the longest sequence or the largest image instead.
 
---dtype, --autocast and --optimizer also take lists, for a table of all combinations."""
+--dtype, --autocast and --optimizer also take lists, for a table of all combinations. --try makes
+such a table of changes to the model and its optimizer."""
 EPILOG = """\
 examples:
   fxmem max-batch gpt.py:GPT --input 4x512:int64 --optimizer adamw --gpu rtx4090
@@ -45,6 +48,7 @@ examples:
   fxmem max-batch unet.py:UNet --input 4x3x256x256 --axis 2,3 --multiple-of 32 --gpu t4
   fxmem max-batch gpt.py:GPT --input 4x512:int64 --gpu rtx4090 --max-overhead 20%
   fxmem max-batch gpt.py:GPT --input 4x512:int64 --gpu t4 --autocast none,fp16 --optimizer adamw,sgd
+  fxmem max-batch gpt.py:GPT --input 4x512:int64 --gpu t4 --optimizer adamw --try lora,8bit,checkpoint
 
 exit codes: 0 fine, 1 not even the smallest size fits, 2 bad usage or a model that cannot be loaded
 or traced
@@ -81,6 +85,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="also the largest with a plan that adds at most this share of time, e.g. 20%%",
     )
     limit.add_argument(
+        "--try",
+        dest="changes",
+        metavar="LIST",
+        help="changes to combine: lora, qlora (peft, bitsandbytes), checkpoint, 8bit (the "
+        "optimizer's states)",
+    )
+    limit.add_argument(
         "--time-limit", type=float, metavar="SECONDS", help="stop each search of a plan then"
     )
     add_strategy_option(limit)
@@ -103,12 +114,18 @@ def run_command(arguments: argparse.Namespace) -> int:
     }
     kind = choose_format(arguments)
     texts = {name: _COMMA.split(getattr(arguments, name) or "none") for name in _LISTS}
-    settings = [dict(zip(texts, each, strict=True)) for each in itertools.product(*texts.values())]
-    steps = []
-    for chosen in settings:
-        values = {name: None if text == "none" else text for name, text in chosen.items()}
-        steps.append(parse_step(argparse.Namespace(**{**vars(arguments), **values})))
-    varied = [name for name in _LISTS if len(texts[name]) > 1]
+    combined = [*itertools.product(*texts.values(), _list_changes(arguments.changes))]
+    settings, steps = [], []
+    for *chosen, changes in combined:
+        setting = dict(zip(texts, chosen, strict=True))
+        values = {name: None if text == "none" else text for name, text in setting.items()}
+        values["optimizer"] = change_optimizer(values["optimizer"], changes)
+        step = parse_step(argparse.Namespace(**{**vars(arguments), **values}))
+        if changes:
+            step = replace(step, target=write_changed(step.target, changes))
+        steps.append(step)
+        settings.append({**setting, "with": " + ".join(changes) or "nothing"})
+    varied = [name for name in _LISTS if len(texts[name]) > 1] + ["with"] * bool(arguments.changes)
     found = []
     with contextlib.ExitStack() as stack:
         for at, (chosen, step) in enumerate(zip(settings, steps, strict=True), 1):
@@ -119,13 +136,18 @@ def run_command(arguments: argparse.Namespace) -> int:
 
                 stack.enter_context(read_files_once())
                 one = fxmem.max_batch(step.target, step.args, step.kwargs, **step.options, **limits)
-            found.append((names, one))
+            setup = replace(one.setup, model=arguments.target)
+            found.append((names, replace(one, setup=setup)))
     write_result(report_max_batches(found) if varied else found[0][1], kind, arguments.output)
     if any(each.batch or (each.planned and each.planned.batch) for _, each in found):
         return 0
     memory = format_bytes(found[0][1].memory_bytes)
     write_line(f"fxmem: no size fits {memory}: {found[0][1].next_cause}")
     return EXIT_FINDING
+
+
+def _list_changes(text: str | None) -> list[tuple[str, ...]]:
+    return [()] if text is None else list_combinations(text.split(","))
 
 
 def _parse_margin(text: str) -> str | float:

@@ -65,7 +65,7 @@ def iterate_reached(value: object, seen: dict[int, object] | None = None) -> Ite
     """Yields the objects that code reaches from a value, itself included, once, depth first.
 
     Classes, Python modules, numbers and texts are not entered or yielded; nor are objects of
-    ``torch.distributed`` but tensors, and the globals of functions of torch and fxmem. What was
+    ``torch.distributed`` but tensors and modules, and the globals of functions of torch and fxmem. What was
     seen before, by id, is passed over, and the rest added to it.
     """
     seen = {} if seen is None else seen  # the objects too, so that no id is used again
@@ -82,7 +82,7 @@ def iterate_reached(value: object, seen: dict[int, object] | None = None) -> Ite
 def _is_of_wrapper(value: object) -> bool:
     """Returns whether an object is a wrapper's own, as the states of FSDP are."""
     is_own = type(value).__module__.startswith("torch.distributed")
-    return is_own and not isinstance(value, Tensor)
+    return is_own and not isinstance(value, Tensor | nn.Module)  # CheckpointWrapper is a module
 
 
 def find_globals(function: FunctionType) -> dict[str, Any]:

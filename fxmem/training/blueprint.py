@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from fxmem.errors import FxmemError
 from fxmem.fakes.devices import keep_default_on_cpu, translate_devices
 from fxmem.fakes.fake_mode import lies_on_accelerator, make_fake_inputs
+from fxmem.fakes.reach import find_attributes, iterate_reached
 from fxmem.fakes.swapping import restore_user_state, settle_lazy, swap_in_fakes
 from fxmem.kernels.registry import Backend
 from fxmem.loading.target import replace_converted
@@ -170,14 +171,21 @@ class Blueprint:
         return False
 
 
+_PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer, FakeTensor)
+
+
 def _place_module(module: nn.Module, target: Backend) -> None:
     """Moves parameters, their gradients and buffers as ``module.to(device)`` does.
 
+    So move tensors that a parameter of a class of its own holds, such as a packed weight's scales.
     Other tensors of the module stay where the user has them.
     """
     for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
         _place(tensor, target.device)
         _place(tensor.grad, target.device)
+        if type(tensor) not in _PLAIN:
+            for held in iterate_reached(find_attributes(tensor)):
+                _place(held, target.device)
     for value in vars(module).values():
         if isinstance(value, torch.Tensor) and lies_on_accelerator(value):
             _place(value, target.device)
