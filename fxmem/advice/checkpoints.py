@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 
 from fxmem.advice.editing import StepEdit
 from fxmem.analysis import Analysis
@@ -63,7 +63,7 @@ def _divide(edit: StepEdit, region: Sequence[Operation]) -> list[list[Operation]
         if ends
     }
     starts = [0, *(end + 1 for end in sorted(chosen)), len(region)]
-    return [[*region[a:b]] for a, b in zip(starts, starts[1:], strict=False)]
+    return [[*region[a:b]] for a, b in pairwise(starts)]
 
 
 def _outlives(storage: Storage, region: Sequence[Operation]) -> bool:

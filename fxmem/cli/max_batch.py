@@ -48,7 +48,7 @@ examples:
   fxmem max-batch unet.py:UNet --input 4x3x256x256 --axis 2,3 --multiple-of 32 --gpu t4
   fxmem max-batch gpt.py:GPT --input 4x512:int64 --gpu rtx4090 --max-overhead 20%
   fxmem max-batch gpt.py:GPT --input 4x512:int64 --gpu t4 --autocast none,fp16 --optimizer adamw,sgd
-  fxmem max-batch gpt.py:GPT --input 4x512:int64 --gpu t4 --optimizer adamw --try lora,8bit,checkpoint
+  fxmem max-batch gpt.py:GPT --input 4x512:int64 --gpu t4 --optimizer adamw --try lora,checkpoint
 
 exit codes: 0 fine, 1 not even the smallest size fits, 2 bad usage or a model that cannot be loaded
 or traced
@@ -114,10 +114,9 @@ def run_command(arguments: argparse.Namespace) -> int:
     }
     kind = choose_format(arguments)
     texts = {name: _COMMA.split(getattr(arguments, name) or "none") for name in _LISTS}
-    combined = [*itertools.product(*texts.values(), _list_changes(arguments.changes))]
+    each = (dict(zip(texts, values, strict=True)) for values in itertools.product(*texts.values()))
     settings, steps = [], []
-    for *chosen, changes in combined:
-        setting = dict(zip(texts, chosen, strict=True))
+    for setting, changes in itertools.product(each, _list_changes(arguments.changes)):
         values = {name: None if text == "none" else text for name, text in setting.items()}
         values["optimizer"] = change_optimizer(values["optimizer"], changes)
         step = parse_step(argparse.Namespace(**{**vars(arguments), **values}))

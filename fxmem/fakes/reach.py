@@ -65,8 +65,8 @@ def iterate_reached(value: object, seen: dict[int, object] | None = None) -> Ite
     """Yields the objects that code reaches from a value, itself included, once, depth first.
 
     Classes, Python modules, numbers and texts are not entered or yielded; nor are objects of
-    ``torch.distributed`` but tensors and modules, and the globals of functions of torch and fxmem. What was
-    seen before, by id, is passed over, and the rest added to it.
+    ``torch.distributed`` but tensors and modules, and the globals of functions of torch and fxmem.
+    What was seen before, by id, is passed over, and the rest added to it.
     """
     seen = {} if seen is None else seen  # the objects too, so that no id is used again
     stack = [value]

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fxmem.kernels.registry import Backend, Function
+from fxmem.kernels.stand_ins import note_calls
 from fxmem.patching import patch
 
 _NESTED = (
@@ -60,6 +61,7 @@ def lower_functions(target: Backend) -> Iterator[Mapping[str, None]]:
         stack.enter_context(patch(checks))
         for context in target.contexts:
             stack.enter_context(context())
+        stack.enter_context(note_calls(notes))
         stack.enter_context(Lowering(target))
         yield notes
 

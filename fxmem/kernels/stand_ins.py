@@ -10,7 +10,7 @@ import contextlib
 import functools
 import importlib.util
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.abc import Loader
@@ -21,7 +21,6 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from fxmem.errors import TraceError
-from fxmem.kernels.cuda.gpu import CUDA
 from fxmem.patching import patch
 from fxmem.source import find_source
 from fxmem.tracing.compiled import patch_when_imported
@@ -54,8 +53,8 @@ class StandIn:
 
 
 _registered: dict[str, StandIn] = {}
-_used: dict[str, None] = {}
-"""Packages with a function that code has called since stand-ins were offered."""
+_notes: list[MutableMapping[str, None]] = []
+"""The notes of the recordings that run, the innermost last."""
 
 
 def register_stand_in(module: str, names: Mapping[str, Any], *, version: str | None = None) -> None:
@@ -87,7 +86,9 @@ def _tell_calls(function: Any, package: str) -> Any:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        _used[package] = None
+        if _notes:
+            title = _registered[package].title
+            _notes[-1][f"{package} is not installed: fxmem's stand-in for {title} ran."] = None
         return function(*args, **kwargs)
 
     return call
@@ -99,7 +100,6 @@ def offer_stand_ins() -> Iterator[None]:
     if _FINDER in sys.meta_path:
         yield
         return
-    _used.clear()
     sys.meta_path.append(_FINDER)
     try:
         yield
@@ -110,13 +110,6 @@ def offer_stand_ins() -> Iterator[None]:
         importlib.invalidate_caches()
 
 
-def keep_stand_ins() -> None:
-    """Lets code import what is stood for from now on: a command's process."""
-    if _FINDER not in sys.meta_path:
-        sys.meta_path.append(_FINDER)
-
-
-@CUDA.context
 @contextlib.contextmanager
 def replace_extensions() -> Iterator[None]:
     """Replaces the functions of compiled modules within, those imported before among them."""
@@ -160,10 +153,14 @@ def find_stand_in(name: str) -> StandIn | None:
     return _registered.get(name) or _registered.get(name.partition(".")[0])
 
 
-def list_stand_in_notes() -> Iterator[str]:
-    """Lists the packages that are stood for, of those that code has called, a sentence each."""
-    for name in _used:
-        yield f"{name} is not installed: fxmem's stand-in for {_registered[name].title} ran."
+@contextlib.contextmanager
+def note_calls(notes: MutableMapping[str, None]) -> Iterator[None]:
+    """Notes which packages are stood for, of those that code calls within."""
+    _notes.append(notes)
+    try:
+        yield
+    finally:
+        _notes.pop()
 
 
 class MissingNameError(AttributeError):

@@ -26,7 +26,7 @@ from fxmem.kernels.stand_ins import (
     StandIn,
     find_stand_in,
     is_stood_for,
-    keep_stand_ins,
+    offer_stand_ins,
 )
 from fxmem.loading.parsing import Target
 from fxmem.patching import patch
@@ -41,10 +41,9 @@ _MAIN = "put what runs as a script under: if __name__ == '__main__'"
 def keep_importable(target: Target) -> Iterator[None]:
     """Makes the folder of a target's file importable within, as ``python file.py`` does.
 
-    The current folder is put on ``sys.path`` for good, as by ``python -m``, and what stands for
-    packages is to be found for good.
+    The current folder is put on ``sys.path`` for good, as by ``python -m``. What stands for
+    packages that are not installed is found, too.
     """
-    keep_stand_ins()
     cwd = os.getcwd()
     if "" not in sys.path and cwd not in sys.path:
         sys.path.insert(0, cwd)
@@ -52,7 +51,8 @@ def keep_importable(target: Target) -> Iterator[None]:
     added = [] if folder in sys.path else [folder]
     sys.path[:0] = added
     try:
-        yield
+        with offer_stand_ins():
+            yield
     finally:
         for entry in added:
             with contextlib.suppress(ValueError):
@@ -297,7 +297,8 @@ def explain_missing_package(name: str, importer: str) -> LoadError:
 def explain_missing_name(stand_in: StandIn, name: str, importer: str) -> LoadError:
     """Makes the error for a name that the stand-in for a package lacks."""
     package = stand_in.package
-    install = f"install its Python: {_write_install(package)}; or " * (package in _PYTHON_ONLY)
+    is_known = package in _PYTHON_ONLY
+    install = f"install its Python: {_write_install(package)}; or " if is_known else ""
     return LoadError(
         f"{importer} needs {name}, which fxmem's stand-in for {stand_in.title} does not have",
         hint=f"{install}fxmem.register_stand_in",

@@ -18,7 +18,6 @@ from fxmem.kernels.cuda import CUDA
 from fxmem.kernels.cuda.attention.backends import BACKENDS, note_preference
 from fxmem.kernels.cuda.gpu import Gpu, describe_gpu
 from fxmem.kernels.registry import Backend
-from fxmem.kernels.stand_ins import list_stand_in_notes
 from fxmem.loading.parsing import is_target
 from fxmem.loading.target import load_function
 from fxmem.memory.allocator.settings import AllocatorSettings, parse_settings
@@ -76,7 +75,6 @@ class Options:
     def list_notes(self, operators: Iterable[str]) -> Iterator[str]:
         """Lists what is not counted or was assumed of a step's operators, a sentence each."""
         names = [*operators]
-        yield from list_stand_in_notes()
         yield from self.target.list_uncounted(names)
         yield from note_preference(names, self.architecture)
 

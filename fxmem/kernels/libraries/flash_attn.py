@@ -35,7 +35,8 @@ def fwd(
     """``mha_fwd``: the result, logarithms of sums, probabilities if asked for, a random state."""
     batch, queries, heads, _ = q.shape
     sums = q.new_empty(batch, heads, queries, dtype=torch.float32)
-    return _attend(q, k, out, sums, (batch, queries, k.shape[1]), dropout_p, is_returned=more[5])
+    made = _attend(q, k, out, sums, (batch, queries, k.shape[1]), dropout_p, is_returned=more[5])
+    return [*made, _make_state(q)]
 
 
 def varlen_fwd(
@@ -45,7 +46,12 @@ def varlen_fwd(
     queries, keys, dropout_p = more[5:8]
     sums = q.new_empty(q.shape[1], q.shape[0], dtype=torch.float32)
     sizes = (lengths.numel() - 1, queries, keys)
-    return _attend(q, k, out, sums, sizes, dropout_p, more[14], is_split=queries == 1)
+    made = _attend(q, k, out, sums, sizes, dropout_p, more[14], is_split=queries == 1)
+    return [*made, _make_state(q)]
+
+
+def _make_state(q: Tensor) -> Tensor:
+    return q.new_empty(2, dtype=torch.int64)
 
 
 def _attend(
@@ -70,7 +76,7 @@ def _attend(
         if splits > 1:
             held = [q.new_empty(splits, batch, heads, queries, dtype=torch.float32)]
             held.append(held[0].new_empty(*held[0].shape, round_head_dim(head_dim)))
-    return [out, sums, probabilities, q.new_empty(2, dtype=torch.int64)]
+    return [out, sums, probabilities]
 
 
 def fwd_kvcache(q: Tensor, k_cache: Tensor, *_more: Any) -> list[Tensor]:

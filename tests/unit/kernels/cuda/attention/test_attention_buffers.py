@@ -101,6 +101,28 @@ def test_flash_backward(
         )  # fmt: skip
 
 
+def test_flash_called_by_rows() -> None:
+    """As xformers and ``torch.nn.attention.varlen`` call it: heads after rows, or sequences."""
+    forward = aten._flash_attention_forward.default
+    backward = aten._flash_attention_backward.default
+    with on_gpu(), use_gpu(A100):
+        q = make(1, 8, 512, 64).transpose(1, 2)
+        (result, sums, state, unused, _), taken = run_kernel(
+            forward, q, q, q, None, None, 512, 512, 0.0, False, False
+        )
+        assert taken == 2 * 4096 * 65 * 4  # in 2 parts, as above
+        saved = (q, q, q, result, sums)
+        options = (512, 512, 0.0, False, state, unused)
+        assert estimate(backward, result, *saved, None, None, *options) == 4096 * 65 * 4
+        starts = torch.empty(3, dtype=torch.int32)
+        flat, few = q.flatten(0, 1), q.flatten(0, 1)[:, :2]
+        lengths = (starts, starts, 300, 300, 0.0, False)
+        assert estimate(forward, flat, few, few, *lengths, False) == 0
+        # 128 rows more for each of 2 sequences; keys and values for all heads.
+        taken = estimate(backward, flat, flat, few, few, flat, sums, *lengths, state, unused)
+        assert taken == (512 + 256) * 8 * 65 * 4 + 2 * 512 * 8 * 64 * 2
+
+
 def test_flash_backward_takes_a_block_for_each_buffer() -> None:
     with on_gpu():
         q, k = make(2, 8, 128, 64), make(2, 2, 192, 64)
@@ -238,6 +260,28 @@ def test_efficient_backward_of_large_batches() -> None:
         assert run(MOST + 100) == 3 * MOST * 16 * 8 * 4 + run(MOST)
         with pytest.raises(RuntimeError, match=r"when the batch size exceeds \(65535\)"):
             run_kernel(EFFICIENT, x, x, x, None, True, 0.1)
+
+
+@pytest.mark.parametrize(("dtype", "head_dim"), [(BF16, 64), (F16, 160), (F32, 64)])
+def test_efficient_called_by_rows(dtype: torch.dtype, head_dim: int) -> None:
+    """As xformers calls it: the same kernels, on tensors with heads after rows."""
+    forward = aten._efficient_attention_forward.default
+    backward = aten._efficient_attention_backward.default
+    other = aten._scaled_dot_product_efficient_attention_backward.default
+    with on_gpu(), use_gpu(A100):
+        q = make(2, 4, 128, head_dim, dtype=dtype)
+        (_, sums, seed, offset), taken = run_kernel(EFFICIENT, q, q, q, None, True)
+        operands = (q, q, q, q, None, q, sums, seed, offset, 0.0, [True] * 3 + [False])
+        expected = (taken, estimate(other, *operands))
+        rows = q.transpose(1, 2)
+        results, taken = run_kernel(forward, rows, rows, rows, *[None] * 5, 0.0, 0, True)
+        assert [x.device.type for x in results[2:4]] == ["cpu"] * 2
+        nothing = torch.empty(0, device="cpu")  # xformers' seed where there is no dropout
+        gradients, given = run_kernel(
+            backward, rows, rows, rows, rows, rows[:, 0, 0, 0], rows, None, None, 128, 128, sums,
+            0.0, nothing, nothing, custom_mask_type=0, bias_requires_grad=False,
+        )  # fmt: skip
+        assert (taken, given) == expected and gradients[3].numel() == 0
 
 
 # -- cuDNN: MHA.cpp, scaled_dot_product_flash_attention.h --
