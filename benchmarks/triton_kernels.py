@@ -75,17 +75,14 @@ def predict(benchmark: Benchmark, source: Path) -> dict[Key, float]:
     """Runs a script with all its providers and sizes, and returns what it would have written."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "figures.json"
-        inner = [__spec__.name, "--measure", str(source), benchmark.name, str(out)]
-        options = [
-            "--gpu",
-            benchmark.gpu,
-            "--steps",
-            str(10**6),
-            "-o",
-            str(Path(folder) / "report"),
-        ]
-        command = [sys.executable, "-m", "fxmem", "run", *options, "-m", *inner]
-        done = subprocess.run(command, capture_output=True, text=True)
+        inner = ["--measure", str(source), benchmark.name, str(out)]
+        # As fxmem run, without its report on a step of all calls.
+        code = (
+            f"import fxmem; fxmem.run({__file__!r}, {inner!r}, gpu={benchmark.gpu!r}, steps=10**6)"
+        )
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
         if not out.exists():
             raise RuntimeError(done.stderr[-2000:])
         return {tuple(key): figure for key, figure in json.loads(out.read_text())}

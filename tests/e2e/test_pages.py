@@ -74,6 +74,7 @@ PRELUDES = {
         x, y, ids, weight = *torch.zeros(3, 8, 16), torch.ones(16)
         query = key = value = torch.randn(2, 4, 8, 16)
         batches, conv, norm = [x, x], nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+        layers = run_layers = nn.Sequential(nn.Identity())
     """,
     "refusals.md": """
         import torch
