@@ -77,9 +77,10 @@ def predict(benchmark: Benchmark, source: Path) -> dict[Key, float]:
         out = Path(folder) / "figures.json"
         inner = ["--measure", str(source), benchmark.name, str(out)]
         # As fxmem run, without its report on a step of all calls.
-        code = (
-            f"import fxmem; fxmem.run({__file__!r}, {inner!r}, gpu={benchmark.gpu!r}, steps=10**6)"
-        )
+        call = f"{__file__!r}, {inner!r}, gpu={benchmark.gpu!r}, steps=10**6"
+        # transformers, which some scripts compare with, looks for torchvision.
+        first = "from benchmarks.cases import import_torchvision; import_torchvision()"
+        code = f"{first}; import fxmem; fxmem.run({call})"
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -100,7 +101,8 @@ def measure(source: Path, name: str, out: Path) -> None:
     for package in ("liger_kernel", "liger_kernel.transformers"):
         module = sys.modules[package] = ModuleType(package)
         module.__path__ = [str(source / "src" / package.replace(".", "/"))]
-    sys.path.insert(0, str(source / "benchmark/scripts"))
+    sys.path[:0] = [str(source / "benchmark/scripts"), str(source)]  # some import their tests
+    sys.modules.pop("test", None)  # of Python
     import utils  # type: ignore[import-not-found] # of the scripts
 
     def time_calls(

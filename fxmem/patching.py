@@ -93,7 +93,7 @@ def leave_recording() -> Iterator[None]:
     """
     global _left
     first = _marks[0] if _marks else len(_applied)
-    applied = _applied[first:]
+    applied = _read_current(_applied[first:])
     if not applied:
         yield
         return
@@ -140,6 +140,17 @@ def resume_recording() -> Iterator[None]:
             stack.close()
             for _ in applied:
                 _undo_last()
+
+
+def _read_current(applied: list[tuple[Any, str, Any, Any]]) -> list[tuple[Any, str, Any, Any]]:
+    """Reads what replaced attributes are now: a script may have set ``sys.argv`` itself."""
+    last = {(id(owner), name): at for at, (owner, name, _, _) in enumerate(applied)}
+    return [
+        (owner, name, vars(owner).get(name, value), before)
+        if last[id(owner), name] == at
+        else (owner, name, value, before)
+        for at, (owner, name, value, before) in enumerate(applied)
+    ]
 
 
 def _apply_again(applied: list[tuple[Any, str, Any, Any]]) -> None:

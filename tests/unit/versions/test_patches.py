@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from fxmem.patching import find_path, patch
+from fxmem.patching import find_path, hold_process, leave_recording, patch
 from fxmem.versions.interfaces import find_owner
 from fxmem.versions.patches import PATCHES
 
@@ -43,3 +43,13 @@ def test_names_of_others_need_no_list() -> None:
     with patch({module: {"new": 1}}):
         assert vars(module)["new"] == 1
     assert "new" not in vars(module)
+
+
+def test_what_code_sets_itself_is_kept_where_a_recording_is_left() -> None:
+    owner = SimpleNamespace(kept=1, doubled=1)
+    with hold_process(), patch({owner: {"kept": 2, "doubled": 2}}), patch({owner: {"doubled": 3}}):
+        owner.kept = "own"
+        with leave_recording():
+            assert (owner.kept, owner.doubled) == (1, 1)
+        assert (owner.kept, owner.doubled) == ("own", 3)
+    assert (owner.kept, owner.doubled) == (1, 1)
