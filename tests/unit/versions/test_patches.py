@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -46,7 +47,7 @@ def test_names_of_others_need_no_list() -> None:
 
 
 def test_what_code_sets_itself_is_kept_where_a_recording_is_left() -> None:
-    owner = SimpleNamespace(kept=1, doubled=1)
+    owner: Any = type("Owner", (), {"kept": 1, "doubled": 1})
     with hold_process(), patch({owner: {"kept": 2, "doubled": 2}}), patch({owner: {"doubled": 3}}):
         owner.kept = "own"
         with leave_recording():
