@@ -168,12 +168,11 @@ class MissingNameError(AttributeError):
 
     Attributes:
         path: The name, with its module's.
-        stand_in: What lacks the name.
     """
 
     def __init__(self, path: str, stand_in: StandIn) -> None:
         super().__init__(f"fxmem's stand-in for {stand_in.title} has no {path}")
-        self.path, self.stand_in = path, stand_in
+        self.path = path
 
 
 class _Module(ModuleType):
@@ -199,23 +198,27 @@ def is_stood_for(name: str) -> bool:
     if name.partition(".")[0] not in _registered:
         return False
     spec = importlib.util.find_spec(name.partition(".")[0])
-    return spec is None or spec.loader is _FINDER
+    return spec is None or isinstance(spec.loader, _Loader)
 
 
-class _Finder(DistributionFinder, Loader):
-    """Finds stand-ins for modules, and the metadata of the packages that these are of."""
-
-    def find_spec(self, fullname: str, _path: Any, _target: Any = None) -> ModuleSpec | None:
-        parent = fullname.rpartition(".")[0]
-        if fullname not in _registered or (parent and not _is_stand_in(sys.modules.get(parent))):
-            return None
-        return ModuleSpec(fullname, self, origin="fxmem", is_package=True)
+class _Loader(Loader):
+    """Makes a stand-in: one for each import, as :func:`patch_when_imported` changes it."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return _Module(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         pass
+
+
+class _Finder(DistributionFinder):
+    """Finds stand-ins for modules, and the metadata of the packages that these are of."""
+
+    def find_spec(self, fullname: str, _path: Any, _target: Any = None) -> ModuleSpec | None:
+        parent = fullname.rpartition(".")[0]
+        if fullname not in _registered or (parent and not _is_stand_in(sys.modules.get(parent))):
+            return None
+        return ModuleSpec(fullname, _Loader(), origin="fxmem", is_package=True)
 
     def find_distributions(self, context: Any = None) -> Iterator[Distribution]:
         asked = getattr(context, "name", None)

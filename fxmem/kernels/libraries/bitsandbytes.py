@@ -18,12 +18,15 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
+from fxmem.errors import TraceError
 from fxmem.kernels.cuda.gpu import CUDA
 from fxmem.kernels.registry import CPU, Backend
 from fxmem.patching import change_items, patch
 from fxmem.tracing.compiled import patch_when_imported
 
 _NAME = "bitsandbytes"
+_TABLES = ("str2optimizer32bit", "str2optimizer8bit_blockwise")
+"""Of compiled functions, by optimizer and dtype."""
 _CACHE: Any = functools._lru_cache_wrapper
 
 
@@ -50,7 +53,7 @@ def _make_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = N
 
 
 @contextlib.contextmanager
-def _run_python(target: Backend, _package: ModuleType) -> Iterator[None]:
+def _run_python(target: Backend, package: ModuleType) -> Iterator[None]:
     """Runs the operators' own Python within, on the target's fakes."""
     # Where there is a GPU, the package has imported its operators for CUDA itself.
     kernels: Any = importlib.import_module(f"{_NAME}.backends.{target.name}.ops")
@@ -60,7 +63,12 @@ def _run_python(target: Backend, _package: ModuleType) -> Iterator[None]:
     paging: dict[str, Any] = {}
     if target is CUDA:
         own["_get_raw_stream"] = lambda _device: 0
-        for name in ("str2optimizer32bit", "str2optimizer8bit_blockwise"):
+        if not {*_TABLES} <= vars(kernels).keys():
+            raise TraceError(
+                f"bitsandbytes {package.__version__} has optimizers that are no operators",
+                hint="pip install 'bitsandbytes>=0.48'",
+            )
+        for name in _TABLES:
             table = vars(kernels)[name]
             own[name] = {key: [_launch] * len(table[key]) for key in table}
         paging = {"get_paged": _make_paged, "prefetch_tensor": _launch, "fill": _launch}

@@ -92,3 +92,17 @@ def test_the_package_is_left_as_it_was() -> None:
     assert kernels.lib is functional.lib
     layer = bitsandbytes.nn.Linear4bit(64, 64, bias=False).to("cpu")  # by the real library
     assert layer(torch.ones(2, 64)).isfinite().all()
+
+
+def test_a_release_whose_optimizers_are_no_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = importlib.import_module("bitsandbytes.backends.cuda.ops")
+    monkeypatch.delattr(kernels, "str2optimizer32bit")
+    monkeypatch.setattr(bitsandbytes, "__version__", "0.46.1")
+    with (
+        pytest.raises(
+            fxmem.TraceError,
+            match=r"bitsandbytes 0\.46\.1 has optimizers that are no operators \(pip install",
+        ),
+        fxmem.record(gpu="a100-80gb"),
+    ):
+        pass
