@@ -31,6 +31,7 @@ from fxmem.kernels.functions import Lowering
 from fxmem.kernels.registry import Backend
 from fxmem.patching import hold_process, is_own_mode, leave_recording, patch, resume_recording
 from fxmem.recording.recorder import Recorder
+from fxmem.recording.saves import take_hooks_off
 from fxmem.source import is_user_file
 from fxmem.tracing.compiled import COMPILED, NOT_COMPILED, patch_when_imported
 from fxmem.versions.release import is_release
@@ -136,6 +137,7 @@ class _Compiler:
             with (
                 hold_process(),
                 leave_recording(),
+                take_hooks_off(),
                 torch.set_grad_enabled(has_gradients),
                 self._replace_inductor(),
                 show_gpu_to_dynamo(self._target.device),

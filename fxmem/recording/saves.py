@@ -17,6 +17,7 @@ from fxmem.patching import count_left, patch
 from fxmem.recording.autograd import is_own_output
 from fxmem.recording.ledger import NO_STORAGE
 from fxmem.recording.recorder import Recorder
+from fxmem.versions.fallbacks import find_saving_hooks
 from fxmem.versions.operators import aten
 
 _saving: Any = torch._C._autograd
@@ -45,6 +46,20 @@ def watch_saved(recorder: Recorder) -> Iterator[None]:
     replaced = {torch.autograd.graph: {"disable_saved_tensors_hooks": disable_hooks}}
     with hook_saves(recorder), patch(replaced):
         yield
+
+
+@contextmanager
+def take_hooks_off() -> Iterator[None]:
+    """Takes the recording's hooks off within: transforms that Dynamo traces refuse any."""
+    own = []
+    while (hooks := find_saving_hooks()) and hooks[1] is _unpack:
+        own.append(hooks)
+        _saving._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for hooks in reversed(own):
+            _saving._push_saved_tensors_default_hooks(*hooks)
 
 
 def hook_saves(recorder: Recorder) -> Any:

@@ -22,6 +22,7 @@ from fxmem import Category, TraceError, UsageError
 from fxmem.scripts.recording import Recording
 from fxmem.scripts.script_run import Progress
 from fxmem.units import format_bytes
+from fxmem.versions.release import is_release
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),
@@ -360,6 +361,30 @@ def test_quantiles_are_compiled_that_the_host_would_check() -> None:
 
     analysis = fxmem.analyze(Clipped(64, 64), ("8x64",), mode="infer", compile=True)
     assert analysis.setup.compile == "compiled"
+
+
+@pytest.mark.skipif(not is_release(since=(2, 8)), reason="torch does not tell which hooks are on")
+def test_gradients_taken_in_compiled_code() -> None:
+    """As Liger's chunked losses take them: a chunk of scores is there at a time, not all."""
+
+    def compute_loss(x: Tensor, weight: Tensor) -> Tensor:
+        return (x @ weight.t()).float().logsumexp(-1).sum()
+
+    take: Any = torch.func.grad_and_value(compute_loss, argnums=(0, 1))
+
+    def train(chunks: int) -> Recording:
+        with fxmem.record(gpu="a100-80gb", steps=1) as recording:
+            run = torch.compile(take)
+            weight = torch.ones(4096, 64, device="cuda")
+            x = torch.ones(4096, 64, device="cuda", requires_grad=True)
+            parts = [run(each, weight)[0][0] for each in x.detach().chunk(chunks)]
+            x.backward(torch.cat(parts))
+        return recording
+
+    whole, parts = train(1), train(8)
+    assert any(note.startswith("torch.compile: 1 graph") for note in parts.notes)
+    scores_bytes = 4096 * 4096 * 4
+    assert whole.steps[0].peak_bytes - parts.steps[0].peak_bytes > 7 * scores_bytes // 8
 
 
 def test_a_plan_is_of_eager_mode() -> None:
