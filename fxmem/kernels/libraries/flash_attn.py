@@ -162,8 +162,8 @@ class FlashAttnFunc(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_others: Any) -> Any:
-        *parts, out, sums, state = ctx.saved_tensors[:6]
-        starts = ctx.saved_tensors[6:]
+        *parts, out, sums, state = (saved := ctx.saved_tensors)[:6]  # which a checkpoint gives once
+        starts = saved[6:]
         head_dim = gradient.shape[-1]
         padding = (0, -head_dim % _PADDED)
         packed = _pack_empty(parts, ctx.count)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import fxmem
 from fxmem.scripts.recording import Recording
@@ -28,7 +29,12 @@ def measure(call: str, *shapes: tuple[int, ...]) -> tuple[int, int, Recording]:
         )
         tensors = [make(shape) for shape in shapes]
         lengths = torch.tensor([0, 100, 256], dtype=torch.int32, device="cuda")
-        space = {"flash_attn": flash_attn, "x": tensors, "lengths": lengths}
+        space = {
+            "flash_attn": flash_attn,
+            "x": tensors,
+            "lengths": lengths,
+            "checkpoint": checkpoint,
+        }
         before = torch.cuda.memory_allocated()
         result = eval(call, space)
         kept = torch.cuda.memory_allocated() - before
@@ -92,6 +98,14 @@ def test_buffers(call: str, shapes: Any, kept: Any, taken: Any) -> None:
     assert (found_kept, found_taken) == (round_block(*kept), round_block(*taken))
     notes = recording.notes
     assert "flash_attn is not installed: fxmem's stand-in for flash_attn 2.8.3 ran." in notes
+
+
+def test_in_a_checkpoint_saved_tensors_are_taken_once() -> None:
+    shape = (1, 1024, 4, 32)
+    kept, _, _ = measure(
+        "checkpoint(flash_attn.flash_attn_func, *x, use_reentrant=False)", *[shape] * 3
+    )
+    assert kept == round_block(1024 * 4 * 32 * 2)
 
 
 def test_padding_of_head_dimensions_is_kept() -> None:
