@@ -246,7 +246,7 @@ _TOLD = (ImportError, importlib.metadata.PackageNotFoundError)
 def find_missing_package(error: BaseException) -> str:
     """Finds the package for want of which an import failed; empty for none.
 
-    Libraries raise an error of their own for some, as transformers for flash_attn and deepspeed.
+    Libraries raise an error of their own for some, as transformers for deepspeed.
     """
     if type(error) is ModuleNotFoundError:
         return error.name or ""
@@ -254,11 +254,12 @@ def find_missing_package(error: BaseException) -> str:
         return error.path
     if type(error) is ImportError and is_stood_for(error.name or ""):
         return f"{error.name}.{str(error).split(chr(39))[1]}"  # cannot import name 'x' from ...
-    text = str(error).replace("-", "_").replace("FlashAttention2", "flash_attn")
-    words = re.findall(r"\w+", text) if type(error) in _TOLD else ()
+    words = re.findall(r"\w+", str(error).replace("-", "_")) if type(error) in _TOLD else ()
     known = _INSTEAD.keys() | _PYTHON_ONLY.keys()
-    absent = (name for name in words if name in known and importlib.util.find_spec(name) is None)
-    return next(absent, "")
+    for name in words:
+        if name in known and importlib.util.find_spec(name) is None and not is_stood_for(name):
+            return name
+    return ""
 
 
 def explain_missing_package(name: str, importer: str) -> LoadError:
