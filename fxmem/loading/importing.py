@@ -236,7 +236,7 @@ _PYTHON_ONLY = {
 }
 """Packages that run with their Python alone, and the variables for ``pip`` to build no more."""
 
-_COMPILED = re.compile(r"(?i)cuda|_ext$|_kernels?$|\b_c$")
+_COMPILED = re.compile(r"(?i)_cuda|cuda_|_ext$|\b_c$")
 """Names that compiled modules of packages have."""
 
 _TOLD = (ImportError, importlib.metadata.PackageNotFoundError)
@@ -254,7 +254,8 @@ def find_missing_package(error: BaseException) -> str:
         return error.path
     if type(error) is ImportError and is_stood_for(error.name or ""):
         return f"{error.name}.{str(error).split(chr(39))[1]}"  # cannot import name 'x' from ...
-    words = re.findall(r"\w+", str(error).replace("-", "_")) if type(error) in _TOLD else ()
+    words: list[str] = re.findall(r"\w+", str(error).replace("-", "_"))
+    words = words if type(error) in _TOLD else []
     known = _INSTEAD.keys() | _PYTHON_ONLY.keys()
     for name in words:
         if name in known and importlib.util.find_spec(name) is None and not is_stood_for(name):

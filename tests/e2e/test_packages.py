@@ -65,8 +65,8 @@ show(lambda: pad_input(*unpad_input(make(B, S, D), mask)[:2], B, S))
 """
 
 
-def run(folder: Path, code: str, packages: str = PACKAGES) -> str:
-    """Runs code by ``fxmem run``; returns what it prints."""
+def run(folder: Path, code: str, packages: str = PACKAGES) -> list[str]:
+    """Runs code by ``fxmem run``; returns the lines of figures that it prints."""
     script = folder / "script.py"
     script.write_text(BEGIN + code + END)
     path = os.pathsep.join(filter(None, (packages, os.environ.get("PYTHONPATH"))))
@@ -74,13 +74,12 @@ def run(folder: Path, code: str, packages: str = PACKAGES) -> str:
     command = [sys.executable, "-m", "fxmem", "run", str(script)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    return done.stderr
+    return [line for line in done.stderr.splitlines() if line[:1].isdigit()]
 
 
 def test_the_functions_of_flash_attn_take_what_its_own_python_does(tmp_path: Path) -> None:
     own, ours = run(tmp_path, FLASH), run(tmp_path, FLASH, "")
-    assert own.splitlines() == ours.splitlines()
-    assert len(own.splitlines()) == 15
+    assert own == ours and len(own) == 15
 
 
 XFORMERS = """
@@ -96,8 +95,7 @@ show(lambda: memory_efficient_attention(*(make(1, 1024, 8, 64) for _ in "qkv"), 
 
 
 def test_attention_of_xformers(tmp_path: Path) -> None:
-    printed = [line for line in run(tmp_path, XFORMERS).splitlines() if line[:1].isdigit()]
-    figures = [[int(word) for word in line.split()] for line in printed]
+    figures = [[int(word) for word in line.split()] for line in run(tmp_path, XFORMERS)]
     inputs, sums = 2 * 512 * 8 * 64 * 2, 2 * 8 * 512 * 4
     # Beside the inputs a result and a sum for each row are kept.
     assert [kept for _, kept, _ in figures] == [4 * inputs + sums] * 4
@@ -112,5 +110,5 @@ for kind, state in ((Mamba, 16), (Mamba2, 64)):
 
 
 def test_layers_of_mamba(tmp_path: Path) -> None:
-    printed = [line for line in run(tmp_path, MAMBA).splitlines() if line[:1].isdigit()]
+    printed = run(tmp_path, MAMBA)
     assert len(printed) == 2 and all(len(line.split()) == 3 for line in printed)
