@@ -77,10 +77,13 @@ def _checkpoint_each(
 
     What goes to the next part is kept from forward.
     """
-    forward = edit.list_forward({region[0].node})
-    if [o.name for o in forward[: len(region)]] != [o.name for o in region]:
+    forward = iter(edit.list_forward({region[0].node}))
+    first_run = {
+        again.index: next((first for first in forward if first.name == again.name), None)
+        for again in region
+    }
+    if None in first_run.values():
         return False
-    first_run = {again.index: first for again, first in zip(region, forward, strict=False)}
     for part in parts[:-1]:
         made = [s for o in part for s in edit.made.get(o.index, ())]
         kept = [s for s in made if _outlives(s, region)]
@@ -92,7 +95,8 @@ def _checkpoint_each(
         for storage in made:
             users = {o.index for o in edit.readers.get(storage.index, ()) if o.recomputed}
             if users - inside:
-                edit.change(storage.index, born=first_run[storage.born].index)
+                first = first_run[storage.born]
+                edit.change(storage.index, born=first.index if first else storage.born)
             elif storage in kept:
                 edit.change(storage.index, born=begin)
             else:
