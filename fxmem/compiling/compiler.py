@@ -72,6 +72,13 @@ class Compilation:
 
 
 @contextlib.contextmanager
+def _leave_recording() -> Iterator[None]:
+    """Leaves the recording with its hooks: transforms that Dynamo traces refuse any."""
+    with hold_process(), leave_recording(), take_hooks_off():
+        yield
+
+
+@contextlib.contextmanager
 def run_compiler(recorder: Recorder, target: Backend, compilation: Compilation) -> Iterator[None]:
     """Lets ``torch.compile`` compile within, for the device that the recording runs on.
 
@@ -135,9 +142,7 @@ class _Compiler:
                 return _skip_frame(is_all=frame.f_code.co_name == "__torch_dispatch__")
             has_gradients = torch.is_grad_enabled()
             with (
-                hold_process(),
-                leave_recording(),
-                take_hooks_off(),
+                _leave_recording(),
                 torch.set_grad_enabled(has_gradients),
                 self._replace_inductor(),
                 show_gpu_to_dynamo(self._target.device),

@@ -29,7 +29,7 @@ class Scaling:
 def _registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(stand_ins, "_registered", {})
     yield
-    assert not [name for name in sys.modules if name.partition(".")[0].startswith("acme")]
+    assert not [name for name in sys.modules if name.startswith("acme_")]
 
 
 def record(code: str) -> tuple[Recording, dict[str, Any]]:
