@@ -22,12 +22,15 @@ def find_wide_checkpoints(analysis: Analysis) -> Iterator[Finding]:
 
     Parts end where the fewest bytes go from one to the next.
     """
-    edit = StepEdit(analysis)
+    operations = analysis.allocated_graph.operations
     alive = {storage.index for storage in analysis.peak.live}
-    for _, run in groupby(edit.graph.operations, lambda o: o.recomputed or o.name == _DETACH):
+    for _, run in groupby(operations, lambda o: o.recomputed or o.name == _DETACH):
         region = [operation for operation in run if operation.recomputed]
+        if not region:
+            continue
+        edit = StepEdit(analysis)
         held = [s for o in region for s in edit.made.get(o.index, ()) if s.index in alive]
-        if not held:
+        if 2 * sum(s.nbytes for s in held) < analysis.peak_bytes:  # a block among many
             continue
         parts = _divide(edit, region)
         if len(parts) > 1 and _checkpoint_each(edit, region, parts):
@@ -51,8 +54,9 @@ def _divide(edit: StepEdit, region: Sequence[Operation]) -> list[list[Operation]
     for place, operation in enumerate(region):
         for storage in edit.made.get(operation.index, ()):
             kept[place] += storage.nbytes * (_outlives(storage, region))
-            for crossed in range(place, last_read.get(storage.index, place)):
-                across[crossed] += storage.nbytes
+            across[place] += storage.nbytes
+            across[last_read.get(storage.index, place)] -= storage.nbytes
+    across = [*accumulate(across)]
     # A part may end after an operation: the last has nothing behind it.
     least = min(filter(None, across[:-1]), default=0)
     ends = [place for place, nbytes in enumerate(across[:-1]) if 0 < nbytes <= _NEARLY * least]
@@ -91,25 +95,26 @@ def _checkpoint_each(
         begin = min((index for index in later if index > region[-1].index), default=None)
         if begin is None:
             continue
-        inside = {o.index for o in part}
+        inside, kept_indices = {o.index for o in part}, {s.index for s in kept}
         for storage in made:
             users = {o.index for o in edit.readers.get(storage.index, ()) if o.recomputed}
             if users - inside:
                 first = first_run[storage.born]
                 edit.change(storage.index, born=first.index if first else storage.born)
-            elif storage in kept:
+            elif storage.index in kept_indices:
                 edit.change(storage.index, born=begin)
             else:
                 edit.change(storage.index, nbytes=0)
-        edit.add(_measure_passing(made, kept), begin, begin)
+        passing = [s for s in made if s.index not in kept_indices]
+        edit.add(_measure_most(passing), begin, begin)
     return True
 
 
-def _measure_passing(made: Sequence[Storage], kept: Sequence[Storage]) -> int:
+def _measure_most(passing: Sequence[Storage]) -> int:
     """The most bytes at once of what lives only while a part is computed again."""
     changes: dict[int, int] = {}
-    for storage in made:
-        if storage not in kept and storage.died is not None:
+    for storage in passing:
+        if storage.died is not None:
             changes[storage.born] = changes.get(storage.born, 0) + storage.nbytes
             changes[storage.died + 1] = changes.get(storage.died + 1, 0) - storage.nbytes
     return max(accumulate(changes[index] for index in sorted(changes)), default=0)

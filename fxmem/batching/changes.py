@@ -102,7 +102,7 @@ def list_combinations(names: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def change_optimizer(optimizer: str | None, changes: Iterable[str]) -> str | None:
-    """Chooses bitsandbytes' optimizer with states in 8 bits for Adam and AdamW.
+    """Chooses Adam with states in 8 bits for Adam and AdamW, which hold as much.
 
     Raises:
         UsageError: Another optimizer has none.
@@ -111,7 +111,7 @@ def change_optimizer(optimizer: str | None, changes: Iterable[str]) -> str | Non
         return optimizer
     if optimizer not in _ADAMS:
         raise UsageError(f"--try 8bit with --optimizer {optimizer}", hint="adam or adamw")
-    return f"bitsandbytes.optim:{'AdamW8bit' if optimizer == 'adamw' else 'Adam8bit'}"
+    return "adam8bit"
 
 
 def write_changed(target: str, changes: Sequence[str]) -> str:

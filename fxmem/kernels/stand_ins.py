@@ -107,7 +107,6 @@ def offer_stand_ins() -> Iterator[None]:
         sys.meta_path.remove(_FINDER)
         for name in [name for name, module in sys.modules.items() if _is_stand_in(module)]:
             del sys.modules[name]
-        importlib.invalidate_caches()
 
 
 @contextlib.contextmanager

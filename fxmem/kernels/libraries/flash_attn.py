@@ -9,15 +9,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fxmem.kernels.cuda.attention.flash import count_key_splits, round_head_dim, round_up
 from fxmem.kernels.cuda.gpu import CUDA, current_gpu
-from fxmem.kernels.stand_ins import register_stand_in
+from fxmem.kernels.stand_ins import MissingNameError, find_stand_in, register_stand_in
 
 _VERSION = "2.8.3"
 _ROWS = 128
@@ -209,7 +209,7 @@ def _attend_packed(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-    **_pages: Any,
+    block_table: Tensor | None = None,  # which changes no size
 ) -> Any:
     scale = softmax_scale or packed[0].shape[-1] ** -0.5
     options = (dropout_p, scale, causal, *window_size, softcap, alibi_slopes, deterministic)
@@ -269,6 +269,43 @@ def flash_attn_with_kvcache(
 ) -> Any:
     out, sums = fwd_kvcache(q, k_cache)
     return (out, sums) if return_softmax_lse else out
+
+
+def _wrapped_flash_attn_forward(
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float, *options: Any, **named: Any
+) -> tuple[Tensor, ...]:
+    """As diffusers calls the package's operators, and imports them with the functions above."""
+    is_returned = named.get("return_softmax", options[-1] if len(options) > 6 else False)
+    return tuple(fwd(q, k, v, None, None, dropout_p, *[None] * 5, is_returned))
+
+
+def _wrapped_flash_attn_backward(*arguments: Any, **named: Any) -> Tensor:
+    is_deterministic = named.get("deterministic", arguments[16] if len(arguments) > 16 else False)
+    return bwd(*arguments[:9], *[None] * 7, is_deterministic)[3]
+
+
+# -- names that models import where the package is there, and that want it --
+
+
+def apply_rotary_emb(*_arguments: Any, **_named: Any) -> Any:
+    """transformers' Qwen2.5-VL before release 4.52."""
+    _refuse("flash_attn.layers.rotary.apply_rotary_emb")
+
+
+def apply_rotary(*_arguments: Any, **_named: Any) -> Any:
+    """transformers' ModernBERT before release 5, like the class below."""
+    _refuse("flash_attn.ops.triton.rotary.apply_rotary")
+
+
+class RotaryEmbedding(nn.Module):
+    def __init__(self, *_arguments: Any, **_named: Any) -> None:
+        _refuse("flash_attn.layers.rotary.RotaryEmbedding")
+
+
+def _refuse(path: str) -> NoReturn:
+    stand_in = find_stand_in("flash_attn")
+    assert stand_in is not None
+    raise MissingNameError(path, stand_in)
 
 
 # -- flash_attn.bert_padding --
@@ -345,7 +382,14 @@ _PADDING = (index_first_axis, index_put_first_axis, pad_input, unpad_input)
 register_stand_in("flash_attn", _INTERFACE, version=_VERSION)
 register_stand_in(
     "flash_attn.flash_attn_interface",
-    {**_INTERFACE, "flash_attn_gpu": SimpleNamespace(**_COMPILED)},  # which xformers takes
+    {
+        **_INTERFACE,
+        **{f.__name__: f for f in (_wrapped_flash_attn_forward, _wrapped_flash_attn_backward)},
+        "flash_attn_gpu": SimpleNamespace(**_COMPILED),  # which xformers takes
+    },
     version=_VERSION,
 )
+_ROTARY = {"apply_rotary_emb": apply_rotary_emb, "RotaryEmbedding": RotaryEmbedding}
+register_stand_in("flash_attn.layers.rotary", _ROTARY, version=_VERSION)
+register_stand_in("flash_attn.ops.triton.rotary", {"apply_rotary": apply_rotary}, version=_VERSION)
 register_stand_in("flash_attn.bert_padding", {f.__name__: f for f in _PADDING}, version=_VERSION)

@@ -108,6 +108,36 @@ def test_in_a_checkpoint_saved_tensors_are_taken_once() -> None:
     assert kept == round_block(1024 * 4 * 32 * 2)
 
 
+def test_diffusers_imports_the_package_s_operators() -> None:
+    with fxmem.record(gpu="a100-80gb"):
+        from flash_attn.flash_attn_interface import (
+            _wrapped_flash_attn_backward,
+            _wrapped_flash_attn_forward,
+        )
+
+        q, k, v, dq, dk, dv = (
+            torch.empty(2, 200, 4, 64, device="cuda", dtype=torch.float16) for _ in range(6)
+        )
+        options = (0.0, 0.125, False, -1, -1, 0.0, None)
+        out, sums, probabilities, state = _wrapped_flash_attn_forward(q, k, v, *options, False)
+        made = _wrapped_flash_attn_backward(
+            out, q, k, v, out, sums, dq, dk, dv, *options, False, state
+        )
+        (torch.ones(1, device="cuda", requires_grad=True) * 1).backward()
+    assert (out.shape, sums.shape, probabilities.numel()) == (q.shape, (2, 4, 200), 0)
+    assert made.shape == (2, 4, 256)  # rows to a multiple of 128
+
+
+def test_names_that_models_import_and_that_want_the_package() -> None:
+    with (
+        pytest.raises(AttributeError, match=r"has no flash_attn\.layers\.rotary\.RotaryEmbedding"),
+        fxmem.record(gpu="a100-80gb"),
+    ):
+        from flash_attn.layers.rotary import RotaryEmbedding
+
+        RotaryEmbedding(8)
+
+
 def test_padding_of_head_dimensions_is_kept() -> None:
     shape = (1, 1024, 4, 30)
     kept, _, _ = measure("flash_attn.flash_attn_func(*x)", *[shape] * 3)
