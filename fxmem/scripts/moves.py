@@ -64,9 +64,12 @@ class Moves:
     def _move_module(self, apply: Callable[..., Any]) -> Callable[..., Any]:
         def _apply(module: Any, *args: Any, **kwargs: Any) -> Any:
             if self._keeps_real:
-                self._buffers.setdefault(module, dict(module._buffers))
+                # Fakes are not: one that is kept would stay alive to the recording.
+                real = {n: each for n, each in module._buffers.items() if not _is_fake(each)}
+                self._buffers.setdefault(module, real)
                 for each in module.parameters(recurse=False):
-                    self._gradients.setdefault(each, each.grad)
+                    if not _is_fake(each):
+                        self._gradients.setdefault(each, each.grad)
             with self._be_silent():
                 result = apply(module, *args, **kwargs)
             parameter = next(module.parameters(recurse=False), None)
@@ -78,9 +81,13 @@ class Moves:
         return _apply
 
     def _swap(self, one: Tensor, other: Tensor) -> None:
-        if self._keeps_real and not isinstance(one, FakeTensor):
+        if self._keeps_real and not _is_fake(one):
             self._swapped[one] = other
         _swap_tensors(one, other)
+
+
+def _is_fake(tensor: Tensor | None) -> bool:
+    return isinstance(tensor, FakeTensor)
 
 
 def _make_subclass_of_fakes(make_subclass: Callable[..., Any]) -> Any:

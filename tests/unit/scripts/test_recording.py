@@ -151,3 +151,13 @@ def test_a_module_that_the_code_lets_go_of_is_freed() -> None:
             model(torch.ones(8, 4096, device="cuda")).sum().backward()
             del model
             assert torch.cuda.memory_allocated() < 32 << 20  # cuBLAS keeps workspaces
+
+
+def test_what_a_module_of_fakes_had_before_a_cast_is_freed() -> None:
+    with fxmem.record(gpu="a100-40gb"):
+        with torch.device("cuda"):
+            model = nn.Linear(1024, 1024, bias=False, dtype=torch.bfloat16)
+            model.register_buffer("base", torch.ones(1024, 1024, dtype=torch.bfloat16))
+            model.weight.grad = torch.ones_like(model.weight)
+        model.float()
+        assert torch.cuda.memory_allocated() == 3 * 4 * 1024**2  # weight, gradient, buffer
