@@ -3,7 +3,8 @@
     python -m benchmarks.quantized [--only NAME ...] [-o docs/results/quantized.md]
 
 Each case runs three steps in a process of its own, under PyTorch's profiler without fxmem; then
-fxmem records the same code. What the third step takes is compared.
+fxmem records the same code. What the third step takes is compared. torchao and HQQ are found in the
+folder that ``FXMEM_PACKAGES`` names, if they are not installed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import functools
 import importlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -66,11 +68,76 @@ def build_eight_bits(threshold: float) -> Callable[[], None]:
     return build_layers(make, torch.bfloat16)
 
 
-def build_optimizer(name: str, **options: Any) -> Callable[[], None]:
-    import bitsandbytes
+def build_hqq(bits: int) -> Callable[[], None]:
+    from hqq.core.quantize import BaseQuantizeConfig, HQQLinear
 
+    def make(*sizes: int) -> nn.Module:
+        config = BaseQuantizeConfig(nbits=bits, group_size=64)
+        layer: nn.Module = HQQLinear(
+            nn.Linear(*sizes), config, compute_dtype=torch.bfloat16, device="cpu"
+        )
+        return layer
+
+    return build_layers(make, torch.bfloat16)
+
+
+def build_gptq() -> Callable[[], None]:
+    from gptqmodel.nn_modules.qlinear.torch import TorchLinear
+
+    def make(*sizes: int) -> nn.Module:
+        options = {"bits": 4, "group_size": 128, "sym": True, "desc_act": False, "bias": False}
+        layer: nn.Module = TorchLinear(
+            **options, **dict(zip(("in_features", "out_features"), sizes, strict=True))
+        )
+        layer.post_init()
+        return layer
+
+    return build_layers(make, torch.float16)
+
+
+def build_nf4() -> Callable[[], None]:
+    from torchao.quantization.quantize_.workflows.nf4.nf4_tensor import NF4Tensor, linear_nf4
+
+    class Frozen(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            output: Tensor = linear_nf4(input, self.weight)
+            return output
+
+    def make(*sizes: int) -> nn.Module:
+        layer = Frozen(*sizes, bias=False, dtype=torch.bfloat16)
+        packed = NF4Tensor.from_tensor(layer.weight.detach(), 64, 256)
+        layer.weight = nn.Parameter(packed, requires_grad=False)
+        return layer
+
+    return build_layers(make, torch.bfloat16)
+
+
+def build_torchao(config: str, **options: Any) -> Callable[[], None]:
+    """Builds frozen layers with weights of torchao's, by the name of their configuration."""
+    from torchao import quantization
+
+    def make(*sizes: int) -> nn.Module:
+        layer = nn.Linear(*sizes, dtype=torch.bfloat16).requires_grad_(False)
+        quantization.quantize_(layer, getattr(quantization, config)(**options))
+        return layer
+
+    return build_layers(make, torch.bfloat16)
+
+
+def build_float8_training() -> Callable[[], None]:
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    layers = nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)
+    model = nn.Sequential(*layers).to(torch.bfloat16)
+    convert_to_float8_training(model, config=Float8LinearConfig(emulate=True))
+    optimizer = torch.optim.AdamW(model.parameters())
+    return train(model, optimizer, partial(torch.randn, 64, 512, dtype=torch.bfloat16))
+
+
+def build_optimizer(name: str, package: str = "bitsandbytes", **options: Any) -> Callable[[], None]:
+    optimizers = importlib.import_module(f"{package}.optim")
     model = nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512))
-    optimizer = getattr(bitsandbytes.optim, name)(model.parameters(), lr=1e-4, **options)
+    optimizer = getattr(optimizers, name)(model.parameters(), lr=1e-4, **options)
     return train(model, optimizer, partial(torch.randn, 64, 512))
 
 
@@ -85,22 +152,27 @@ def save_llama() -> tempfile.TemporaryDirectory[str]:
     return folder
 
 
-def build_adapter(bits: int, **options: Any) -> Callable[[], None]:
-    """Builds a Llama of two layers on packed weights, as ``from_pretrained`` does, with LoRA."""
+def build_adapter(bits: int, method: str = "Lora", **options: Any) -> Callable[[], None]:
+    """Builds a Llama of two layers, as ``from_pretrained`` does, with adapters.
+
+    Its weights are packed where they have fewer bits than 16.
+    """
     import bitsandbytes
-    from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+    import peft
     from transformers import BitsAndBytesConfig, LlamaForCausalLM
 
-    packing: dict[str, Any] = {"load_in_8bit": True}
-    if bits == 4:
-        packing = {"load_in_4bit": True, "bnb_4bit_compute_dtype": torch.bfloat16}
-    quantization = BitsAndBytesConfig(**packing)
+    packing: dict[int, Any] = {
+        4: {"load_in_4bit": True, "bnb_4bit_compute_dtype": torch.bfloat16},
+        8: {"load_in_8bit": True},
+    }
+    quantization = BitsAndBytesConfig(**packing[bits]) if bits in packing else None
     model: Any = LlamaForCausalLM.from_pretrained(
         save_llama().name, quantization_config=quantization, device_map={"": "cpu"}
     )
-    model = prepare_model_for_kbit_training(model)
-    lora = LoraConfig(target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", **options)
-    model = get_peft_model(model, lora)
+    if quantization:
+        model = peft.prepare_model_for_kbit_training(model)
+    options = {"target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"} | options
+    model = peft.get_peft_model(model, getattr(peft, f"{method}Config")(**options))
     trained = [each for each in model.parameters() if each.requires_grad]
     optimizer = bitsandbytes.optim.AdamW8bit(trained, lr=1e-4)
 
@@ -126,6 +198,21 @@ CASES: dict[str, Build] = {
     "QLoRA, checkpoints, AdamW8bit": partial(build_adapter, 4, r=8),
     "QDoRA, checkpoints, AdamW8bit": partial(build_adapter, 4, r=8, use_dora=True),
     "LoRA on 8 bits, checkpoints, AdamW8bit": partial(build_adapter, 8, r=8),
+    "LoRA on bfloat16": partial(build_adapter, 16, r=8),
+    "IA3": partial(build_adapter, 16, "IA3", feedforward_modules=[]),
+    "VeRA": partial(build_adapter, 16, "Vera", r=64),
+    "RandLoRA": partial(build_adapter, 16, "RandLora", r=8),
+    "HQQ, 4 bits": partial(build_hqq, 4),
+    "HQQ, 3 bits": partial(build_hqq, 3),
+    "GPTQ, 4 bits": build_gptq,
+    "torchao, NF4": build_nf4,
+    "torchao, int8 weights": partial(build_torchao, "Int8WeightOnlyConfig"),
+    "torchao, float8 weights": partial(build_torchao, "Float8WeightOnlyConfig"),
+    "torchao, int8": partial(build_torchao, "Int8DynamicActivationInt8WeightConfig"),
+    "torchao, float8 training, emulated": build_float8_training,
+    "torchao, AdamW8bit": partial(build_optimizer, "AdamW8bit", "torchao"),
+    "torchao, AdamW4bit": partial(build_optimizer, "AdamW4bit", "torchao"),
+    "torchao, AdamWFp8": partial(build_optimizer, "AdamWFp8", "torchao"),
 }
 
 
@@ -153,7 +240,9 @@ def predict(name: str) -> int:
 
 def run_apart(what: str, name: str) -> int:
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.quantized", f"--{what}", name]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    paths = filter(None, (os.environ.get("PYTHONPATH"), os.environ.get("FXMEM_PACKAGES")))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if run.returncode:
         raise RuntimeError(run.stderr.strip().splitlines()[-1])
     return int(json.loads(run.stdout.splitlines()[-1]))
@@ -170,9 +259,12 @@ def main() -> None:
     if name := options.measure or options.predict:
         torch.set_num_threads(THREADS)
         import_torchvision()
-        for package in ("bitsandbytes", "peft"):  # which make tensors
+        packages = ["bitsandbytes", "peft"]  # which make tensors
+        if name.startswith("torchao"):
+            packages += ["torchao.float8", "torchao.optim"]
+        for package in packages:
             importlib.import_module(package)
-        if name.endswith("checkpoints, AdamW8bit"):
+        if getattr(CASES[name], "func", None) is build_adapter:
             save_llama()
         print("\n" + json.dumps(measure(name) if options.measure else predict(name)))
         return
@@ -186,11 +278,17 @@ def main() -> None:
 
 {write_stamp("python -m benchmarks.quantized -o docs/results/quantized.md")}
 
-The third step of small models with [bitsandbytes](https://github.com/bitsandbytes-foundation/bitsandbytes)
-and [peft](https://github.com/huggingface/peft), against the profiler's events of the same step, in
-bytes: {equal} of {len(rows)} are equal to the byte. With adapters on 4 bits, 252 bytes of tables
-are missing that the code makes of Python's numbers, and that stay real tensors with `--device cpu`:
-NF4's 16 levels, frequencies of rotary embeddings. The Llama's last 32 bytes were not traced.
+The third step of small models with
+[bitsandbytes](https://github.com/bitsandbytes-foundation/bitsandbytes),
+[peft](https://github.com/huggingface/peft), [torchao](https://github.com/pytorch/ao) (whose
+optimizers compile their step), [HQQ](https://github.com/mobiusml/hqq) and
+[GPTQModel](https://github.com/ModelCloud/GPTQModel), against the profiler's events of the same
+step, in bytes: {equal} of {len(rows)} are equal to the byte.
+
+Missing are, of weights that are not packed, the head of the file that they were read from (2,240
+bytes); with adapters on 4 bits, 252 bytes of tables that the code makes of Python's numbers and
+that stay real tensors with `--device cpu` (NF4's 16 levels, frequencies of rotary embeddings); and
+8 bytes of each number that backward keeps as a tensor, such as LoRA's scale.
 
 {tabulate(rows, ["case", "measured", "predicted", "differs by"], tablefmt="github")}
 """

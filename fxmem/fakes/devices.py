@@ -46,6 +46,7 @@ _ANSWERS: dict[Any, Any] = {
 """Answers of a tensor on the GPU."""
 _FROM_VALUES = frozenset({torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor})
 """Functions that make tensors of values: fake tensors of them are where the values are."""
+_translators: list[_Translator] = []
 _parse_to = torch._C._nn._parse_to
 _SPELLED = frozenset({Tensor.type, Tensor.new, Tensor.new_tensor})
 _SPECIAL = _FROM_VALUES | {
@@ -109,7 +110,25 @@ def translate_devices(
         return make_wrapper(kind, *args, **kwargs)
 
     wrappers = {"_make_wrapper_subclass": staticmethod(make_wrapper_on_target)}
-    with patch({FakeTensor: {"device": property(see)}, Tensor: wrappers}), translator:
+    _translators.append(translator)
+    try:
+        with patch({FakeTensor: {"device": property(see)}, Tensor: wrappers}), translator:
+            yield
+    finally:
+        _translators.remove(translator)
+
+
+@contextlib.contextmanager
+def translate_inside_operator() -> Iterator[None]:
+    """Sees the functions that an operator calls within: those of a tensor subclass's dispatch.
+
+    torchao's NF4 makes a table beside its data there: ``torch.tensor(levels, device=x.device)``.
+    """
+    translator = _translators[-1] if _translators else None
+    if translator is None or not translator.is_busy:
+        yield
+        return
+    with translator.listen():
         yield
 
 
@@ -148,6 +167,16 @@ class _Translator(TorchFunctionMode):
     @property
     def is_busy(self) -> bool:
         return getattr(self._thread, "is_busy", False)
+
+    @contextlib.contextmanager
+    def listen(self) -> Iterator[None]:
+        """Answers again within a function that is running."""
+        self._thread.is_busy = False
+        try:
+            with self:
+                yield
+        finally:
+            self._thread.is_busy = True
 
     def __torch_function__(
         self,

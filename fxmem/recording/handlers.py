@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
 
 from fxmem.errors import TraceError
+from fxmem.fakes.devices import translate_inside_operator
 from fxmem.fakes.fake_mode import is_wrapper
 from fxmem.kernels.registry import Backend
 from fxmem.parallelism.collectives import is_count, run_collective
@@ -64,12 +65,21 @@ def run_library(recorder: Recorder, call: DispatchedCall) -> Any:
 
 
 def run_wrapper(recorder: Recorder, call: DispatchedCall) -> Any:
-    """Lets a DTensor run the operator on its local tensors."""
+    """Lets a tensor subclass run the operator on the tensors within, such as a DTensor's local."""
     if not any(map(is_wrapper, call.types)):
         return PASS
     recorder.engine.see_wrapper()
     with recorder:
-        return run_on_locals(call.func, call.args, call.kwargs)
+        result = run_on_locals(call.func, call.args, call.kwargs)
+        if result is not NotImplemented:
+            return result
+        with translate_inside_operator():
+            for kind in call.types:
+                if is_wrapper(kind) and not kind.__module__.startswith("torch."):
+                    result = kind.__torch_dispatch__(call.func, call.types, call.args, call.kwargs)
+                    if result is not NotImplemented:
+                        return result
+        return NotImplemented
 
 
 def run_marker(_recorder: Recorder, call: DispatchedCall) -> Any:

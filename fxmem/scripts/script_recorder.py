@@ -49,7 +49,7 @@ _HOST = torch.device("cpu")
 LOAD = "host.load"
 """Name of the operation in which real tensors begin to count."""
 _WHOLE = frozenset({"aten::randint", "aten::randint.low", "aten::randperm"})
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_INDICES = (torch.int64, torch.int32)
 
 
 class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
@@ -145,10 +145,10 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         """Returns whether an operator of no fake tensor makes one, as factories and moves do."""
         if not self.makes_fakes:
             return bool(kwargs.get("device") == self._device)
-        # Whole numbers stay real: scripts index their data with them.
+        # Whole numbers stay real: scripts index their data with them. Packed weights are no such.
         if func is aten.lift_fresh.default:
             return bool(tensors[0].is_floating_point()) and is_own(tensors[0].untyped_storage())
-        is_whole = func.name() in _WHOLE or kwargs.get("dtype") in _INTEGERS
+        is_whole = func.name() in _WHOLE or kwargs.get("dtype") in _INDICES
         is_factory = not tensors and any(each.name == "device" for each in func._schema.arguments)
         return is_factory and not is_whole
 

@@ -223,7 +223,12 @@ class Wrapped(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = Wrapped(func(args[0].inner, *args[1:], **(kwargs or {})))
+        if func is torch.ops.aten.round.default:  # to levels, as torchao's NF4 packs a weight
+            inner = args[0].inner
+            levels = torch.tensor([-1.0, 0.0, 1.0], device=inner.device)
+            result = Wrapped(levels[(inner.unsqueeze(-1) - levels).abs().argmin(-1)])
+        else:
+            result = Wrapped(func(args[0].inner, *args[1:], **(kwargs or {})))
         return return_and_correct_aliasing(func, args, kwargs or {}, result)
 
 
@@ -231,6 +236,8 @@ def test_a_wrapper_lies_where_what_it_wraps_does() -> None:
     with fxmem.record(gpu="a100-80gb"):
         weight = nn.Parameter(Wrapped(torch.ones(4, device="cuda")), requires_grad=False)
         assert weight.device == weight.inner.device == torch.device("cuda", 0)
+        with torch.no_grad():
+            assert torch.round(weight).inner.is_cuda
 
 
 class Packed(nn.Parameter):
