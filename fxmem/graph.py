@@ -35,8 +35,9 @@ class Category(str, Enum):
 
 
 class Phase(str, Enum):
-    """The part of the step in which an operator ran."""
+    """The part of the step in which an operator ran; loading is before a script's first."""
 
+    LOADING = "loading"
     FORWARD = "forward"
     LOSS = "loss"
     BACKWARD = "backward"

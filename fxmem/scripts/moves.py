@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
-from contextlib import AbstractContextManager
 from typing import Any
 from weakref import ref
 
@@ -22,19 +21,19 @@ class Moves:
 
     Args:
         target: The device whose kernels run.
-        be_silent: Makes no nodes of what runs within.
+        run_move: Runs the function that moves a module, which it is given too.
         keeps_real: Whether the real tensors come back in the end, and so keep their memory.
     """
 
     def __init__(
         self,
         target: Backend,
-        be_silent: Callable[[], AbstractContextManager[None]],
+        run_move: Callable[[nn.Module, Callable[[], Any]], Any],
         *,
         keeps_real: bool,
     ) -> None:
         self._target = target
-        self._be_silent = be_silent
+        self._run_move = run_move
         self._keeps_real = keeps_real
         # By what a program may let go of: then there is nothing to give back.
         self._swapped: MutableMapping[Any, Tensor] = WeakTensorKeyDictionary()
@@ -70,8 +69,7 @@ class Moves:
                 for each in module.parameters(recurse=False):
                     if not _is_fake(each):
                         self._gradients.setdefault(each, each.grad)
-            with self._be_silent():
-                result = apply(module, *args, **kwargs)
+            result = self._run_move(module, lambda: apply(module, *args, **kwargs))
             parameter = next(module.parameters(recurse=False), None)
             for kind, move in self._target.movers.items():
                 if isinstance(module, kind) and isinstance(parameter, FakeTensor):

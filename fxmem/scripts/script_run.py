@@ -43,12 +43,14 @@ class ScriptRun(Result):
         reads: The lines that read values of tensors, and got stand-ins.
         notes: On how the script was run, a sentence each.
         partial: Whether the script was interrupted before all steps asked for were recorded.
+        loading: The analysis of what ran before a model first did; None for nothing.
     """
 
     steps: tuple[Analysis, ...]
     reads: tuple[Read, ...]
     notes: tuple[str, ...]
     partial: bool = False
+    loading: Analysis | None = None
 
     def __repr__(self) -> str:
         peaks = [step.peak_bytes for step in self.steps]
@@ -56,8 +58,11 @@ class ScriptRun(Result):
 
     @property
     def largest(self) -> Analysis:
-        """The step with the highest peak; the first of equal ones."""
-        return max(self.steps, key=lambda step: step.peak_bytes)
+        """The step with the highest peak, or loading; the first of equal ones."""
+        return max(self._list_windows(), key=lambda window: window.peak_bytes)
+
+    def _list_windows(self) -> list[Analysis]:
+        return [*filter(None, (self.loading,)), *self.steps]
 
     def list_blocks(self, top: int = 10) -> list[Block]:
         """Lists the report on the largest step, a row for each, and the report on the first.
@@ -65,10 +70,11 @@ class ScriptRun(Result):
         The first step is left out where its peak is that of the largest, or within 1 % of it.
         """
         largest, first = self.largest, self.steps[0]
-        sizes = ((Bytes(step.peak_bytes), Bytes(step.reserved_bytes)) for step in self.steps)
-        steps = [
-            (step.setup.window, *figures, write_peak_place(step.peak))
-            for step, figures in zip(self.steps, sizes, strict=True)
+        windows = self._list_windows()
+        sizes = [(Bytes(each.peak_bytes), Bytes(each.reserved_bytes)) for each in windows]
+        rows = [
+            (each.setup.window, *figures, write_peak_place(each.peak))
+            for each, figures in zip(windows, sizes, strict=True)
         ]
         reads = [
             (
@@ -82,14 +88,14 @@ class ScriptRun(Result):
         headers = ["recorded", "peak", "reserved", "in"]
         return [
             *largest.list_blocks(top),
-            Table(headers, steps, right=["peak", "reserved"], names=["in"]),
+            Table(headers, rows, right=["peak", "reserved"], names=["in"]),
             Table(["values read at", "taken as", ""], reads),
             Paragraph([*self.notes, *[_PARTIAL] * self.partial]),
             *(first.list_blocks(top) if differs else ()),
         ]
 
     def list_bars(self) -> Mapping[str, int | None]:
-        return {step.setup.window: step.peak_bytes for step in self.steps}
+        return {each.setup.window: each.peak_bytes for each in self._list_windows()}
 
     @property
     def pictured(self) -> Analysis:
@@ -102,21 +108,24 @@ class ScriptRun(Result):
     def to_dict(self) -> dict[str, Any]:
         """Everything of the largest step, as :meth:`Analysis.to_dict` has it, and what is new here.
 
-        ``script`` has the peak of each step, the lines that read values, the notes, and whether
-        the script was interrupted.
+        ``script`` has the peak of each step and of loading, the lines that read values, the notes,
+        and whether the script was interrupted.
         """
-        steps = [
-            {
-                "name": step.setup.window,
-                "peak_bytes": step.peak_bytes,
-                "reserved_bytes": step.reserved_bytes,
-                "phase": step.peak.phase.value,
-                "node": step.peak.node.name if step.peak.node else None,
-                "source": asdict(step.peak.source) if step.peak.source else None,
-            }
-            for step in self.steps
-        ]
-        reads = [asdict(read) for read in self.reads]
-        script = {"steps": steps, "reads": reads, "notes": list(self.notes)}
+        script: dict[str, Any] = {"steps": [_summarize(step) for step in self.steps]}
+        if self.loading is not None:
+            script["loading"] = _summarize(self.loading)
+        script |= {"reads": [asdict(read) for read in self.reads], "notes": list(self.notes)}
         script["partial"] = self.partial
         return {**self.largest.to_dict(), "script": script}
+
+
+def _summarize(window: Analysis) -> dict[str, Any]:
+    peak = window.peak
+    return {
+        "name": window.setup.window,
+        "peak_bytes": window.peak_bytes,
+        "reserved_bytes": window.reserved_bytes,
+        "phase": peak.phase.value,
+        "node": peak.node.name if peak.node else None,
+        "source": asdict(peak.source) if peak.source else None,
+    }

@@ -154,10 +154,12 @@ class ScriptTracer(Tracer):
             fqn, is_outermost = self._find_name(module), len(self._scopes) == 1
             has_parameters = next(module.parameters(), None) is not None
             is_criterion = is_leaf(module) and not has_parameters
+            is_new = fqn is None and is_outermost and not is_criterion
+            if is_new:
+                fqn = self._add_root(module)
             if has_parameters and is_outermost:
                 self._see_model()
-            if fqn is None and is_outermost and not is_criterion:
-                fqn = self._add_root(module)
+            if is_new:
                 self._label_inputs(module, args, kwargs)
             run = functools.partial(call, module)
             if fqn is not None and is_leaf(module):
@@ -173,6 +175,22 @@ class ScriptTracer(Tracer):
             return self._enter(scope, run, args, kwargs)
 
         return call_module
+
+    def run_move(self, module: nn.Module, move: Callable[[], Any]) -> Any:
+        """Runs what moves or casts a module as one node, which names what it makes."""
+        if self._phase is None or self._opaque_depth:
+            return move()
+        name = self._find_name(module) or type(module).__name__
+        result = self._run_node(Call("call_function", "to", "to", name, move, (), {}))
+        own = (
+            (Category.PARAMETER, module.named_parameters()),
+            (Category.BUFFER, module.named_buffers()),
+        )
+        for category, tensors in own:
+            for fqn, tensor in tensors:
+                if isinstance(find_inner(tensor), FakeTensor):
+                    self._recorder.set_category(tensor, category, f"{name}.{fqn}")
+        return result
 
     def _enter(self, scope: str, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a module whose parts are nodes."""

@@ -9,6 +9,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -89,16 +90,17 @@ class Session:
         self._noted: Mapping[str, None] = {}
         self._launcher = launcher
         self._recorder = ScriptRecorder(options.target, options.hints)
-        self._tracer = ScriptTracer(self._recorder, options.target.device, self._begin)
+        self._tracer = ScriptTracer(self._recorder, options.target.device, self._begin_model)
         self._recorder.add_node = self._tracer.add_compiled
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._stepped: Counter[int] = Counter()
         self._idle: set[int] = set()
         self._phases = [Phase.FORWARD]
+        self._is_loading = True
         found = gc.get_objects() if keeps_real else ()
         self._earlier = [each for each in found if issubclass(type(each), Optimizer)]
         self._kept_states: list[tuple[Optimizer, dict[Any, Any]]] = []
-        self._moves = Moves(options.target, self._tracer.be_silent, keeps_real=keeps_real)
+        self._moves = Moves(options.target, self._tracer.run_move, keeps_real=keeps_real)
 
     # -- the run -------------------------------------------------------------------------------
 
@@ -224,7 +226,7 @@ class Session:
         Raises:
             TraceError: Nothing was recorded.
         """
-        steps = tuple(self.windows.steps)
+        steps, loading = tuple(self.windows.steps), self.windows.loading
         if all(len(step.graph.operations) == 1 for step in steps):
             device = self._options.target.name
             raise TraceError(
@@ -234,25 +236,37 @@ class Session:
         operators = (each.name for step in steps for each in step.graph.operations)
         noted = (*note_assumptions(self._recorder), *self._noted)
         notes = (*noted, *self._options.list_notes(operators), *self.windows.list_notes())
-        return ScriptRun(steps, tuple(self._recorder.reads.reads.values()), notes, partial)
+        reads = tuple(self._recorder.reads.reads.values())
+        return ScriptRun(steps, reads, notes, partial, loading)
 
     def _end_window(self) -> None:
+        windows = self.windows
         with self._recorder.ledger.lock:
-            self._describe_window()
+            done = not windows.steps or not self._optimizers or bool(self._stepped)
+            number = windows.number
+            name = f"step {number}" if done else f"after step {number - 1}"
+            windows.keep(self._describe_window(name))
+            if windows.runs_eagerly:
+                self._enter(force_eager(torch._dynamo))
+                self._enter(warnings.catch_warnings())
+                warnings.simplefilter("ignore")  # such as that the script should compile
+            self._begin_window()
+        self._is_loading = False
 
-    def _describe_window(self) -> None:
+    def _describe_window(self, window: str) -> Analysis:
         recorder, tracer = self._recorder, self._tracer
         recorder.end_step()
         self._label_state()
         graph = assemble_graph(recorder, tracer.nodes)
+        if window == Phase.LOADING.value:
+            loading = (replace(each, phase=Phase.LOADING) for each in graph.operations)
+            graph = replace(graph, operations=tuple(loading))
         optimizers = dict.fromkeys(type(o).__name__ for o in self._list_optimizers())
-        number = self.windows.number
-        done = not self.windows.steps or not self._optimizers or bool(self._stepped)
         setup = Setup(
             model=self._launcher.script,
             inputs=(),
             mode="train" if any(o.phase is Phase.BACKWARD for o in graph.operations) else "infer",
-            window=f"step {number}" if done else f"after step {number - 1}",
+            window=window,
             device=self._options.target.name,
             optimizer=", ".join(optimizers) or None,
             loss=None,
@@ -261,15 +275,13 @@ class Session:
             attention=self._options.architecture.attention,
             compile=read_compile(self._recorder.notes),
         )
-        self.windows.keep(Analysis(setup, graph, self._options.settings, self._options.gpu))
-        if self.windows.runs_eagerly:
-            self._enter(force_eager(torch._dynamo))
-            self._enter(warnings.catch_warnings())
-            warnings.simplefilter("ignore")  # such as that the script should compile
+        return Analysis(setup, graph, self._options.settings, self._options.gpu)
+
+    def _begin_window(self) -> None:
         gc.collect(0)
         self._stepped.clear()
-        tracer.begin_window()
-        recorder.begin_step()
+        self._tracer.begin_window()
+        self._recorder.begin_step()
 
     def _label_state(self) -> None:
         names, optimizers = self._tracer.label_modules(), self._list_optimizers()
@@ -369,6 +381,20 @@ class Session:
         if others <= self._idle:
             self._end_window()
 
+    def _begin_model(self) -> None:
+        self._begin()
+        self._end_loading()
+
+    def _end_loading(self) -> None:
+        """Keeps apart what ran before the first optimizer was made, or the first model ran."""
+        recorder = self._recorder
+        is_forward = recorder.autograd.saves  # of functions, before any module
+        if self._is_loading and len(recorder.operations) > 1 and not is_forward:
+            with recorder.ledger.lock:
+                self.windows.loading = self._describe_window(Phase.LOADING.value)
+                self._begin_window()
+        self._is_loading = False
+
     def _begin(self) -> None:
         """Sees a model, backward or an optimizer begin, and ends the script after its steps.
 
@@ -381,6 +407,7 @@ class Session:
         @functools.wraps(init)
         def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             init(optimizer, *args, **kwargs)
+            self._end_loading()
             if not self._optimizers:  # a backward before the first is no step
                 self.windows.call_warm_ups()
             self._optimizers.append(weakref.ref(optimizer))

@@ -21,6 +21,7 @@ class Windows:
 
     Attributes:
         steps: The analysis of each.
+        loading: The analysis of what ran before the first model did; None for nothing.
         runs_eagerly: Whether the step in eager mode runs.
 
     Raises:
@@ -31,6 +32,7 @@ class Windows:
         if count is not None and count < 1:
             raise UsageError(f"--steps must be 1 or more, got {count}")
         self.steps: list[Analysis] = []
+        self.loading: Analysis | None = None
         self.runs_eagerly = False
         self._count = count
         self._adds_eager_step = adds_eager_step

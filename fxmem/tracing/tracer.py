@@ -37,6 +37,7 @@ from fxmem.tracing.nodes import Call, NodeLog, TracedNode
 from fxmem.tracing.sizes import make_shape
 from fxmem.tracing.state import ForwardState
 
+_BACKWARDS = frozenset({torch.Tensor.backward, torch.autograd.backward})
 _SIZE_QUERIES = frozenset({"shape", "size", "numel", "nelement"})
 _TENSOR_PROPERTIES = frozenset({"T", "mT", "H", "mH", "data", "grad", "real", "imag"})
 _HOOKS = frozenset(
@@ -202,7 +203,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
         kwargs = kwargs or {}
         if self._phase is None or self._opaque_depth:
             return func(*args, **kwargs)
-        if func is torch.Tensor.backward:
+        if func in _BACKWARDS:
             with self.be_silent():
                 return func(*args, **kwargs)
         op, target, label = describe_function(func)

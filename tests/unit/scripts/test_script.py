@@ -748,10 +748,50 @@ def test_a_backward_before_the_first_optimizer_is_no_step(write: Write) -> None:
     assert [step.setup.window for step in steps] == ["warm-up 1", "step 1", "step 2"]
 
 
+def test_backward_of_several_results_ends_a_step(write: Write) -> None:
+    """As Liger-Kernel's benchmark of a norm with its sum: there is no optimizer."""
+    script = write(
+        """
+        x = torch.ones(256, 1024, device="cuda", requires_grad=True)
+        for _ in range(2):
+            y, z = x.exp(), x.sin()
+            torch.autograd.backward((y, z), (torch.ones_like(y), torch.ones_like(z)))
+            x.grad = None
+        """
+    )
+    first, second = fxmem.run(str(script)).steps
+    assert first.peak_bytes == second.peak_bytes == 2**20 * (3 + 2 + 2)  # x, y, z; ones; gradients
+
+
+def test_loading_has_a_peak_and_lines_of_its_own(write: Write) -> None:
+    """A model that is cast on the GPU is there twice, which a step of adapters never is."""
+    script = write(
+        """
+        model = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(16)]).cuda()
+        model = model.bfloat16().requires_grad_(False)
+        head = nn.Linear(1024, 8, dtype=torch.bfloat16, device="cuda")
+        optimizer = torch.optim.SGD(head.parameters(), 0.1)
+        for _ in range(3):
+            x = torch.ones(2, 1024, dtype=torch.bfloat16, device="cuda")
+            head(model(x)).sum().backward()
+            optimizer.step()
+        """
+    )
+    run = fxmem.run(str(script))
+    assert run.loading is run.largest and len(run.steps) == 3
+    # Each weight is freed once it is cast, but for the one that is being cast and what it was.
+    assert run.loading.peak_bytes == 16 * 1024**2 * 4 + 1024**2 * 2
+    peak = run.loading.peak
+    assert (peak.phase.value, str(peak.source)) == ("loading", "train.py:13")
+    assert {s.category.value for s in peak.live} == {"PARAMETER"}
+    assert str(run).startswith("Peak 66.00 MiB in loading of Sequential.to_1, train.py:13\n")
+    assert run.to_dict()["script"]["loading"]["peak_bytes"] == run.loading.peak_bytes
+
+
 def test_a_backward_within_backward_recomputes_and_ends_no_step(write: Write) -> None:
     """As a reentrant checkpoint's: without an optimizer the outer backward alone ends a step."""
     script = write(f"{NESTED}\nfor _ in range(3):\n    run('cuda')\n")
-    steps = fxmem.run(str(script), steps=2).steps
+    _, *steps = fxmem.run(str(script)).steps  # the first one's input is there before
     scope: dict[str, Any] = {}
     exec(MODEL + NESTED, scope)
     with FlopCounterMode(display=False) as counted:
