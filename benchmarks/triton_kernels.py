@@ -81,8 +81,8 @@ _CAUSES = """
 - `multi_token_attention`: cuDNN's workspaces, 0.7 to 1.1 MiB. The sparse one calls `sparsemax`.
 - `kto_loss` and `fused_moe` of `huggingface`: boolean masks of random values, which are taken to
   select all; outside of a module no router is assumed.
-- `fused_linear_grpo_loss`: 2,068 MiB less there in all sizes. Inductor of torch 2.13 fails on one of
-  its graphs (in `produce_guards`), and what it was given stays; alone, the first size is equal.
+- `fused_linear_grpo_loss`: 2,068 MiB less there in all sizes. Inductor of torch 2.13 fails on one
+  of its graphs (`produce_guards`), and what it was given stays; alone, the first size is equal.
 - `orpo_loss`, `cpo_loss`, `simpo_loss`, and `kto_loss` of `liger`: 2,083, 2,083, 2,084 and 1,268 MiB
   more there in all sizes, also of `huggingface`. Not found.
 - `fused_linear_cross_entropy` of `liger`: about a chunk of logits more there (31.3 MiB for 4,096
