@@ -83,8 +83,8 @@ _CAUSES = """
   select all; outside of a module no router is assumed.
 - `fused_linear_grpo_loss`: 2,068 MiB less there in all sizes. Inductor of torch 2.13 fails on one
   of its graphs (`produce_guards`), and what it was given stays; alone, the first size is equal.
-- `orpo_loss`, `cpo_loss`, `simpo_loss`, and `kto_loss` of `liger`: 2,083, 2,083, 2,084 and 1,268 MiB
-  more there in all sizes, also of `huggingface`. Not found.
+- `orpo_loss`, `cpo_loss`, `simpo_loss`, and `kto_loss` of `liger`: 2,083, 2,083, 2,084 and 1,268
+  MiB more there in all sizes, also of `huggingface`. Not found.
 - `fused_linear_cross_entropy` of `liger`: about a chunk of logits more there (31.3 MiB for 4,096
   tokens, and in proportion) than the source at that commit allocates. Not found.
 """
