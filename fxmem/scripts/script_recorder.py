@@ -49,7 +49,7 @@ _HOST = torch.device("cpu")
 LOAD = "host.load"
 """Name of the operation in which real tensors begin to count."""
 _WHOLE = frozenset({"aten::randint", "aten::randint.low", "aten::randperm"})
-_INDICES = (torch.int64, torch.int32)
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
@@ -145,10 +145,12 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         """Returns whether an operator of no fake tensor makes one, as factories and moves do."""
         if not self.makes_fakes:
             return bool(kwargs.get("device") == self._device)
-        # Whole numbers stay real: scripts index their data with them. Packed weights are no such.
+        # Whole numbers stay real: scripts index their data with them. States of 8 bits do not.
         if func is aten.lift_fresh.default:
             return bool(tensors[0].is_floating_point()) and is_own(tensors[0].untyped_storage())
-        is_whole = func.name() in _WHOLE or kwargs.get("dtype") in _INDICES
+        dtype = kwargs.get("dtype")
+        is_state = func is aten.zeros.default and dtype is torch.uint8  # of torchao's optimizers
+        is_whole = func.name() in _WHOLE or (dtype in _INTEGERS and not is_state)
         is_factory = not tensors and any(each.name == "device" for each in func._schema.arguments)
         return is_factory and not is_whole
 

@@ -382,14 +382,16 @@ class Session:
             self._end_window()
 
     def _begin_model(self) -> None:
+        """Sees a model begin, which may be part of a forward that began with functions."""
         self._begin()
+        if self._recorder.autograd.saves:
+            self._is_loading = False
         self._end_loading()
 
     def _end_loading(self) -> None:
         """Keeps apart what ran before the first optimizer was made, or the first model ran."""
         recorder = self._recorder
-        is_forward = recorder.autograd.saves  # of functions, before any module
-        if self._is_loading and len(recorder.operations) > 1 and not is_forward:
+        if self._is_loading and len(recorder.operations) > 1:
             with recorder.ledger.lock:
                 self.windows.loading = self._describe_window(Phase.LOADING.value)
                 self._begin_window()

@@ -112,3 +112,45 @@ for kind, state in ((Mamba, 16), (Mamba2, 64)):
 def test_layers_of_mamba(tmp_path: Path) -> None:
     printed = run(tmp_path, MAMBA)
     assert len(printed) == 2 and all(len(line.split()) == 3 for line in printed)
+
+
+TRITON = """
+import triton
+import triton.language as tl
+
+configs = [triton.Config({"BLOCK": block}, num_warps=4) for block in (128, 256)]
+
+@triton.autotune(configs, key=["n"])
+@triton.heuristics({"EVEN": lambda arguments: arguments["n"] % arguments["BLOCK"] == 0})
+@triton.jit
+def square(x, y, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(x + offsets, mask=offsets < n)
+    tl.store(y + offsets, values * values, mask=offsets < n)
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        y = torch.empty_like(x)
+        square[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, y, x.numel())
+        return y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return 2 * x * gradient
+
+show(lambda: Square.apply(make(1024, 1024)))
+from liger_kernel.transformers import LigerRMSNorm
+show(lambda: LigerRMSNorm(1024).cuda().half()(make(1024, 1024)))
+"""
+
+
+def test_kernels_of_the_script_and_of_liger(tmp_path: Path) -> None:
+    own, norm = [list(map(int, line.split())) for line in run(tmp_path, TRITON)]
+    size = 1024 * 1024 * 2
+    # x and y; then 2 * x and the product are made, beside the sum and its gradient.
+    assert own == [2 * size, 2 * size, 4 * size + 2 * 512]
+    rows = 1024 * 4  # what each row is scaled by, in float32
+    assert norm[1] == 2 * size + rows + 1024 * 2
