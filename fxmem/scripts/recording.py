@@ -24,13 +24,14 @@ class NamedPhase:
 
     Attributes:
         name: The name.
-        step: Index in :attr:`Recording.steps` of the step in which it took the most.
+        step: Index in :attr:`Recording.steps` of the step in which it took the most; None for
+            what ran before the first, in ``Recording.run.loading``.
         peak_bytes: The most bytes that were allocated meanwhile, all else included.
         source: The line that ran then; None outside of the user's code.
     """
 
     name: str
-    step: int
+    step: int | None
     peak_bytes: int
     source: SourceLocation | None
 
@@ -89,21 +90,22 @@ class Recording:
     def _measure(
         self, name: str, start: tuple[int, int], stop: tuple[int, int]
     ) -> NamedPhase | None:
+        windows = self._session.windows.every
         most: tuple[int, int, int] | None = None
-        for step in range(start[0], min(stop[0] + 1, len(self.steps))):
-            live_bytes = self.steps[step].profile.live_bytes
-            first = start[1] if step == start[0] else 0
-            last = stop[1] if step == stop[0] else len(live_bytes)
+        for window in range(start[0], min(stop[0] + 1, len(windows))):
+            live_bytes = windows[window].profile.live_bytes
+            first = start[1] if window == start[0] else 0
+            last = stop[1] if window == stop[0] else len(live_bytes)
             for operation in range(first, min(last, len(live_bytes))):
                 if most is None or live_bytes[operation] > most[0]:
-                    most = live_bytes[operation], step, operation
+                    most = live_bytes[operation], window, operation
         if most is None:
             return None
-        graph = self.steps[most[1]].graph
+        graph = windows[most[1]].graph
         node = graph.operations[most[2]].node
-        return NamedPhase(
-            name, most[1], most[0], None if node is None else graph.nodes[node].source
-        )
+        step = most[1] - len(windows) + len(self.steps)
+        source = None if node is None else graph.nodes[node].source
+        return NamedPhase(name, step if step >= 0 else None, most[0], source)
 
     def __str__(self) -> str:
         return str(self.run)

@@ -204,7 +204,7 @@ class Session:
 
     def read_place(self) -> tuple[int, int]:
         """Reads how many windows have ended, and how many operations this one has."""
-        return len(self.windows.steps), len(self._recorder.operations)
+        return len(self.windows.every), len(self._recorder.operations)
 
     def end(self) -> None:
         """Keeps what ran after the last step, or all of a script without one."""
@@ -227,6 +227,8 @@ class Session:
             TraceError: Nothing was recorded.
         """
         steps, loading = tuple(self.windows.steps), self.windows.loading
+        if loading is not None and not steps:
+            steps, loading = (loading,), None
         if all(len(step.graph.operations) == 1 for step in steps):
             device = self._options.target.name
             raise TraceError(

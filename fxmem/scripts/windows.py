@@ -40,6 +40,11 @@ class Windows:
         self._warm_ups = 0
 
     @property
+    def every(self) -> list[Analysis]:
+        """Loading, if there was any, and the steps."""
+        return [*filter(None, (self.loading,)), *self.steps]
+
+    @property
     def number(self) -> int:
         """The number of the step that runs."""
         return len(self.steps) + 1 - self._warm_ups

@@ -79,15 +79,21 @@ def test_an_error_leaves_the_block_and_torch_as_it_was() -> None:
 
 def test_phases_have_peaks_and_lines() -> None:
     with fxmem.record() as recording:
-        model = make_model().cuda()
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with recording.phase("load"):
+            model = make_model().cuda().double()
+        optimizer = torch.optim.SGD(model.float().parameters(), 0.1)
         for x in draw_batches():
             with recording.phase("train"):
                 train(model, optimizer, x)
             with recording.phase("evaluate"), torch.no_grad():
                 model(torch.randn(1 << 16, 64, device="cuda"))
-    trained, evaluated = recording.phases[:2]
-    assert (trained.name, evaluated.name) == ("train", "evaluate")
+    loaded, trained, evaluated = recording.phases[:3]
+    assert (loaded.name, trained.name, evaluated.name) == ("load", "train", "evaluate")
+    assert (loaded.step, trained.step, evaluated.step) == (None, 0, 1)
+    assert recording.run.loading is not None
+    # Of what is there in float64 last, the weight of the first layer is the largest.
+    weights = sum(each.numel() * 4 for each in make_model().parameters())
+    assert weights < loaded.peak_bytes < 3 * weights
     assert evaluated.peak_bytes > 2 * (1 << 16) * 256 * 4 > trained.peak_bytes
     assert evaluated.source is not None
     assert evaluated.source.function == "test_phases_have_peaks_and_lines"

@@ -763,6 +763,13 @@ def test_backward_of_several_results_ends_a_step(write: Write) -> None:
     assert first.peak_bytes == second.peak_bytes == 2**20 * (3 + 2 + 2)  # x, y, z; ones; gradients
 
 
+def test_a_script_that_loads_alone_is_reported(write: Write) -> None:
+    script = write("optimizer = torch.optim.SGD(nn.Linear(512, 512).cuda().parameters(), 0.1)")
+    run = fxmem.run(str(script))
+    assert [step.setup.window for step in run.steps] == ["loading"] and run.loading is None
+    assert run.largest.peak_bytes == (512 * 512 + 512) * 4
+
+
 def test_loading_has_a_peak_and_lines_of_its_own(write: Write) -> None:
     """A model that is cast on the GPU is there twice, which a step of adapters never is."""
     script = write(
