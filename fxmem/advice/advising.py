@@ -21,6 +21,8 @@ from fxmem.errors import FxmemError
 from fxmem.fakes.devices import keep_default_on_cpu, translate_devices
 from fxmem.fakes.fake_mode import make_fake_mode, read_leaf
 from fxmem.finding import Finding, choose_findings
+from fxmem.graph import Category
+from fxmem.loading.changes import write_changed
 from fxmem.loading.inputs import find_axis, gather_inputs, resize_inputs
 from fxmem.loading.parsing import is_target
 from fxmem.loading.target import load_target, prepare_targets, silence_fake_kernels
@@ -56,6 +58,7 @@ class Variant:
     Attributes:
         options: The options of :func:`fxmem.analyze` that differ.
         inputs: Other inputs, positional and named; None for the same.
+        model: The TARGET of another model; None for the same.
     """
 
     code: str
@@ -64,10 +67,15 @@ class Variant:
     cost: str
     options: Mapping[str, Any] = field(default_factory=dict)
     inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    model: str | None = None
 
 
 def list_variants(
-    analysis: Analysis, args: Any, kwargs: Any, options: Mapping[str, Any]
+    analysis: Analysis,
+    model: nn.Module | str,
+    args: Any,
+    kwargs: Any,
+    options: Mapping[str, Any],
 ) -> Iterator[Variant]:
     """Lists the changes to try, without what the user's options have already."""
     setup = analysis.setup
@@ -94,6 +102,8 @@ def list_variants(
     optimizer = options.get("optimizer")
     if isinstance(optimizer, str) and not is_target(optimizer):
         yield from _list_optimizers(optimizer)
+    if isinstance(model, str) and setup.device == "cuda":
+        yield from _list_adapters(analysis, model)
     halved = halve_inputs(args, kwargs) if setup.loop.accumulate == 1 else None
     if halved is not None:
         cost = "Slower: kernels run on half as much at a time."
@@ -124,6 +134,39 @@ def _list_optimizers(optimizer: str) -> Iterator[Variant]:
             text = ", ".join(f"{k}={v!r}" for k, v in {**kept, key: value}.items())
             option = f"{own_name}(..., {key}={value})"
             yield Variant(code, change, option, cost, {"optimizer": f"{name}({text})"})
+    if name in ("adam", "adamw"):
+        yield Variant(
+            code="FX205",
+            change="Hold the states of Adam in 8 bits",
+            option="bitsandbytes.optim.AdamW8bit(model.parameters(), lr=...)",
+            cost="States are rounded, in blocks of 256; small tensors keep theirs in 32 bits.",
+            options={"optimizer": "adam8bit"},
+        )
+
+
+def _list_adapters(analysis: Analysis, target: str) -> Iterator[Variant]:
+    """Lists LoRA, on weights in 4 bits too, for a model of matrices that are trained."""
+    weights = (s for s in analysis.graph.storages if s.category is Category.PARAMETER)
+    matrix_bytes = sum(storage.nbytes for storage in weights if len(storage.shape) == 2)
+    least_bytes = analysis.parameter_bytes / 2
+    if min(matrix_bytes, analysis.gradient_bytes) <= least_bytes:
+        return
+    make = "peft.get_peft_model(model, LoraConfig(r=16, target_modules=...))"
+    cost = "Another training: adapters of rank 16 learn, the model does not."
+    yield Variant(
+        code="FX305",
+        change="Train LoRA on the linear layers, but for the last",
+        option=f"model = {make}",
+        cost=cost,
+        model=write_changed(target, ["lora"]),
+    )
+    yield Variant(
+        code="FX306",
+        change="Train LoRA on linear layers that are packed in 4 bits, but for the last",
+        option=f"BitsAndBytesConfig(load_in_4bit=True) where the model is loaded; {make}",
+        cost=f"{cost} Slower: each product unpacks its weight.",
+        model=write_changed(target, ["qlora"]),
+    )
 
 
 def halve_inputs(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -207,9 +250,10 @@ def advise(
 
     Each has a code (``fxmem explain FX101``). The findings of the report and activations in the
     host's memory are simulated on the recorded step; the others are analysed again: autocast,
-    ``zero_grad(set_to_none=True)``, the optimizer's implementation, micro-batches, and in
-    inference batch normalisations folded into convolutions. Left out are changes that the step has
-    already, that save less than both 0.5 % and 1 MiB, or with which it cannot be traced.
+    ``zero_grad(set_to_none=True)``, the optimizer's implementation and 8-bit states, micro-batches,
+    LoRA for a TARGET on a GPU, and in inference batch normalisations folded into convolutions. Left
+    out are changes that the step has already, that save less than both 0.5 % and 1 MiB, or with
+    which it cannot be traced.
 
     Args:
         model: As for :func:`fxmem.analyze`.
@@ -224,8 +268,8 @@ def advise(
 
     >>> from torch import nn
     >>> findings = advise(nn.Linear(400, 400), ("8x400",), optimizer="adam")
-    >>> [(finding.code, finding.option) for finding in findings]
-    [('FX204', 'Adam(..., fused=True)')]
+    >>> [(finding.code, finding.saving_bytes) for finding in findings]
+    [('FX205', 1583104), ('FX204', 629760)]
     """
     analysis = analyze(model, args, kwargs, **options)
     return find_advice(analysis, model, args, kwargs, options)
@@ -245,7 +289,9 @@ def find_advice(
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the step as it is has reported them
-                changed = analyze(model, positional, named, **{**options, **variant.options})
+                changed = analyze(
+                    variant.model or model, positional, named, **{**options, **variant.options}
+                )
         except FxmemError:
             return None  # as where a loss holds labels of the whole batch
         return Finding(
@@ -257,7 +303,9 @@ def find_advice(
             cost=variant.cost,
         )
 
-    found = [try_variant(variant) for variant in list_variants(analysis, args, kwargs, options)]
+    found = [
+        try_variant(variant) for variant in list_variants(analysis, model, args, kwargs, options)
+    ]
     if analysis.setup.mode == "train":
         found += find_offloads(analysis)
     elif analysis.frontend == "fx":

@@ -9,7 +9,6 @@ import re
 from dataclasses import replace
 
 import fxmem
-from fxmem.batching.changes import change_optimizer, list_combinations, write_changed
 from fxmem.batching.largest import report_max_batches
 from fxmem.cli.output import (
     EXIT_FINDING,
@@ -29,6 +28,7 @@ from fxmem.cli.step import (
     run_user_code,
 )
 from fxmem.errors import UsageError
+from fxmem.loading.changes import change_optimizer, list_combinations, write_changed
 from fxmem.units import format_bytes
 
 _LISTS = ("dtype", "autocast", "optimizer")

@@ -21,6 +21,7 @@ CODES = {
     "zero_grad": "FX202",
     "foreach": "FX203",
     "fused": "FX204",
+    "8bit": "FX205",
     "autocast": "FX301",
     "accumulate": "FX302",
     "fuse_conv_bn": "FX304",
@@ -69,6 +70,7 @@ def test_gradients_that_are_freed() -> None:
     [
         ("adam", "Adam(..., foreach=False)", "adam(foreach=False)"),
         ("adamw(lr=0.1)", "AdamW(..., fused=True)", "adamw(lr=0.1, fused=True)"),
+        ("adamw", "bitsandbytes.optim.AdamW8bit", "adam8bit"),
         ("nadam(foreach=True)", "NAdam(..., foreach=False)", "nadam(foreach=False)"),
     ],
 )

@@ -118,7 +118,7 @@ def write_changed(target: str, changes: Sequence[str]) -> str:
     """Writes the TARGET that is the model of another, changed.
 
     >>> write_changed("gpt.py:GPT(layers=2)", ["lora"])
-    "fxmem.batching.changes:build_changed('gpt.py:GPT(layers=2)', 'lora')"
+    "fxmem.loading.changes:build_changed('gpt.py:GPT(layers=2)', 'lora')"
     """
     return f"{__name__}:{build_changed.__name__}({target!r}, {','.join(changes)!r})"
 

@@ -9,9 +9,9 @@ import torch
 
 import fxmem
 from benchmarks.cases import import_torchvision
-from fxmem.batching.changes import change_optimizer, list_combinations, write_changed
 from fxmem.cli import main
 from fxmem.errors import UsageError
+from fxmem.loading.changes import change_optimizer, list_combinations, write_changed
 
 import_torchvision()  # transformers, which peft imports, looks for it
 pytest.importorskip("peft")
@@ -87,6 +87,15 @@ def test_states_in_8_bits(net: str) -> None:
     assert count(step, "OPTIMIZER_STATE") < 0.3 * count(plain, "OPTIMIZER_STATE")
 
 
+def test_advice_tries_them(net: str) -> None:
+    advice = fxmem.advise(net, ("4096x512",), optimizer="adamw")
+    peaks = {finding.code: finding.peak_bytes for finding in advice}
+    for code, change in (("FX305", "lora"), ("FX306", "qlora"), ("FX205", "8bit")):
+        assert peaks[code] == analyze(net, change).peak_bytes
+    frozen = fxmem.advise(write_changed(net, ["lora"]), ("4096x512",), optimizer="adamw")
+    assert not {"FX305", "FX306"} & {finding.code for finding in frozen}
+
+
 def test_lora_and_qlora_exclude_each_other() -> None:
     assert list_combinations(["qlora", "lora"]) == [(), ("lora",), ("qlora",)]
 
@@ -114,7 +123,7 @@ def test_a_model_without_blocks(net: str) -> None:
 
 
 def test_a_package_that_is_not_installed(net: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fxmem.batching import changes
+    from fxmem.loading import changes
 
     def find_nothing(name: str) -> None:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
