@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 
 from fxmem.graph import Blocks
-from fxmem.units import format_bytes
 from fxmem.versions.operators import find_operators
 from fxmem.versions.release import Release, is_release
 
@@ -113,7 +112,6 @@ class Backend:
             a thread, and does not give back.
         python_kernels: From namespaces of operators whose kernels are Python to contexts in which
             that Python runs as it is and launches nothing.
-        managed_bytes: Managed memory that libraries took in the last analysis.
         unmodelled: From operators whose kernels take memory that nothing here states, to why.
         movers: From classes of modules to further work of ``module.to(device)``.
         make_scaler: Makes the gradient scaler of a step in float16; None where there is none.
@@ -135,7 +133,6 @@ class Backend:
         self.libraries: dict[OpOverload, Limit] = {}
         self.keepers: dict[OpOverload, Keeper] = {}
         self.python_kernels: dict[str, Context] = {}
-        self.managed_bytes = 0
         self.unmodelled: dict[OpOverload, str] = {}
         self.movers: dict[type[nn.Module], Mover] = {}
         self.make_scaler: Callable[[], Any] | None = None
@@ -194,12 +191,6 @@ class Backend:
                 foreign[f"{namespace}::{rest[0]}"] = None
         for reason, operators in found.items():
             yield f"Memory inside {', '.join(operators)} is not counted: {reason}."
-        if self.managed_bytes:
-            size = format_bytes(self.managed_bytes)
-            yield (
-                f"{size} of paged optimizer states are in managed memory and not counted: they are"
-                " on the GPU as long as there is room, then on the host."
-            )
         if foreign:
             hint = "counted as 0 (fxmem.register_workspace)"
             yield f"The workspace of {', '.join(foreign)} is not known: {hint}."

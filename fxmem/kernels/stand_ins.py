@@ -86,9 +86,8 @@ def _tell_calls(function: Any, package: str) -> Any:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if _notes:
-            title = _registered[package].title
-            _notes[-1][f"{package} is not installed: fxmem's stand-in for {title} ran."] = None
+        title = _registered[package].title
+        tell(f"{package} is not installed: fxmem's stand-in for {title} ran.")
         return function(*args, **kwargs)
 
     return call
@@ -150,6 +149,13 @@ def _compile_nothing(cpp_extension: Any) -> contextlib.AbstractContextManager[No
 def find_stand_in(name: str) -> StandIn | None:
     """Finds what stands for a module, or for the package that it is in."""
     return _registered.get(name) or _registered.get(name.partition(".")[0])
+
+
+def tell(note: str, *, instead_of: str = "") -> None:
+    """Notes a sentence in the recording that runs, if one does."""
+    if _notes:
+        _notes[-1].pop(instead_of, None)
+        _notes[-1][note] = None
 
 
 @contextlib.contextmanager

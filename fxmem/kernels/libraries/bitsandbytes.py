@@ -21,8 +21,10 @@ from torch.utils._mode_utils import no_dispatch
 from fxmem.errors import TraceError
 from fxmem.kernels.cuda.gpu import CUDA
 from fxmem.kernels.registry import CPU, Backend
+from fxmem.kernels.stand_ins import tell
 from fxmem.patching import change_items, patch
 from fxmem.tracing.compiled import patch_when_imported
+from fxmem.units import format_bytes
 
 _NAME = "bitsandbytes"
 _TABLES = ("str2optimizer32bit", "str2optimizer8bit_blockwise")
@@ -41,15 +43,29 @@ def _launch(*_arguments: Any) -> None:
     pass
 
 
-def _make_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Tensor:
-    """``functional.get_paged``: a tensor of the host to PyTorch, in CUDA's managed memory."""
-    mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
-    with no_dispatch():
-        meta = torch.empty(shape, dtype=dtype, device="meta")
-        made: Any = FakeTensor(mode, meta, torch.device("cpu"))
-    made.is_paged, made.page_deviceid = True, 0
-    CUDA.managed_bytes += meta.nbytes
-    return made  # type: ignore[no-any-return]
+class _Pages:
+    """Stands for ``functional.get_paged``: tensors of the host to PyTorch, in managed memory."""
+
+    def __init__(self) -> None:
+        self._nbytes = 0
+        self._note = ""
+
+    def __call__(
+        self, *shape: int, dtype: torch.dtype = torch.float32, device: Any = None
+    ) -> Tensor:
+        mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+        with no_dispatch():
+            meta = torch.empty(shape, dtype=dtype, device="meta")
+            made: Any = FakeTensor(mode, meta, torch.device("cpu"))
+        made.is_paged, made.page_deviceid = True, 0
+        self._nbytes += meta.nbytes
+        note = (
+            f"{format_bytes(self._nbytes)} of paged optimizer states are in managed memory and not"
+            " counted: they are on the GPU as long as there is room, then on the host."
+        )
+        tell(note, instead_of=self._note)
+        self._note = note
+        return made  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
@@ -71,11 +87,9 @@ def _run_python(target: Backend, package: ModuleType) -> Iterator[None]:
         for name in _TABLES:
             table = vars(kernels)[name]
             own[name] = {key: [_launch] * len(table[key]) for key in table}
-        paging = {"get_paged": _make_paged, "prefetch_tensor": _launch, "fill": _launch}
+        paging = {"get_paged": _Pages(), "prefetch_tensor": _launch, "fill": _launch}
     launches: dict[Any, Any] = {kernels: own, functional: library, Tensor: pointer}
     caches = [value for value in vars(kernels).values() if isinstance(value, _CACHE)]
-    if _NAME not in target.python_kernels:  # else within another analysis
-        target.managed_bytes = 0
     with contextlib.ExitStack() as stack:
         running = {_NAME: lambda: patch(launches)}
         stack.enter_context(change_items(target.python_kernels, running))
