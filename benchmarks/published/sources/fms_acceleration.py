@@ -6,10 +6,13 @@ a loss alone. Between versions of transformers the losses differ in what they ho
 each layer of Mistral had rotary embeddings of its own.
 
 With 4-bit weights (bitsandbytes, ``accelerated-peft-bnb``) the layers are packed where the model is
-made on the GPU, NF4 with double quantization, and adapters follow.
+made on the GPU, NF4 with double quantization, and adapters follow. Without the plugin
+(``baseline-peft-bnb``) TRL casts norms to float32, and with them what the layers return. GPTQ's
+weights (``accelerated-peft-autogptq``) are packed in the checkpoint, and the plugin's layer
+dequantizes them for each product (``gptqmodel/nn_modules/qlinear/qlinear_tritonv2.py``).
 
-Not predicted: rows of two GPUs (FSDP), of GPTQ's weights, of 4-bit weights without the plugin and
-of Triton kernels (``foak``, padding-free, ScatterMoE) of the same tables.
+Not predicted: rows of two GPUs (FSDP) and of Triton kernels (``foak``, padding-free, ScatterMoE) of
+the same tables.
 """
 
 from __future__ import annotations
@@ -36,6 +39,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
         "max_position_embeddings": 32768,
+        "sliding_window": None,
+    },
+    "llama-70b": {  # as Mistral's model, which computes the same
+        "vocab_size": 32001,
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 4096,
         "sliding_window": None,
     },
     "granite": {
@@ -107,6 +120,7 @@ class FineTuning(nn.Module):
 
         classes: dict[str, tuple[Any, Any]] = {
             "mistral": (MistralConfig, MistralForCausalLM),
+            "llama-70b": (MistralConfig, MistralForCausalLM),
             "granite": (GraniteConfig, GraniteForCausalLM),
             "santacoder": (GPTBigCodeConfig, GPTBigCodeForCausalLM),
         }
@@ -178,25 +192,87 @@ def pack(model: nn.Module) -> None:
                 setattr(module, name, packed)
 
 
+class Dequantized(torch.autograd.Function):
+    """A product with a weight that is made for it, forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, packed: Tensor, *rest: Tensor) -> Tensor:
+        ctx.save_for_backward(packed, *rest)
+        return x @ packed.new_empty((packed.shape[0] * 8, packed.shape[1]), dtype=torch.float16)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        packed, *rest = ctx.saved_tensors
+        sizes = packed.shape[0] * 8, packed.shape[1]
+        weight = packed.new_empty(sizes, dtype=torch.float16)
+        return gradients[0] @ weight.t(), None, *(None for _ in rest)
+
+
+class GptqLinear(nn.Linear):
+    """A linear layer of 4 bits, with a scale for each group of inputs; 0 for one of all."""
+
+    def __init__(self, inputs: int, outputs: int, group: int) -> None:
+        super().__init__(inputs, outputs, bias=False, device="meta")
+        del self.weight
+        groups = inputs // (group or inputs)
+        for name, sizes, dtype in (
+            ("qweight", (inputs // 8, outputs), torch.int32),
+            ("scales", (groups, outputs), torch.float16),
+            ("qzeros", (groups, outputs // 8), torch.int32),
+            ("g_idx", (inputs,), torch.int32),
+        ):
+            self.register_buffer(name, torch.zeros(sizes, dtype=dtype, device="cuda"))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """As the linear layer's, in float16."""
+        rows = input.reshape(-1, self.in_features)
+        output: Tensor = Dequantized.apply(rows, self.qweight, self.scales, self.qzeros, self.g_idx)
+        return output.half().reshape(*input.shape[:-1], self.out_features)
+
+
+def pack_gptq(model: nn.Module, group: int) -> None:
+    """Gives a model the layers of a checkpoint that GPTQ has packed."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is nn.Linear:
+                setattr(module, name, GptqLinear(child.in_features, child.out_features, group))
+
+
 def predict_packed(case: Case) -> dict[str, int]:
     """The same with 4-bit weights."""
     config, lora = case.config, case.config["lora"]
+    is_gptq = "group" in config
+    dtype = torch.float16 if is_gptq else torch.bfloat16
     with fxmem.record(gpu=case.gpu, steps=2, alloc_conf="") as recording:
         with torch.device("cuda"):
             options = config["transformers"], config["dtype"], 0, 0.0, True
             model = FineTuning(config["model"], *options).requires_grad_(False)
-            pack(model.model.get_decoder())
+            if is_gptq:
+                pack_gptq(model.model.get_decoder(), config["group"])
+            else:
+                pack(model.model.get_decoder())
+            for module in model.modules():
+                if config.get("norms") and type(module).__name__.endswith("RMSNorm"):
+                    module.to(getattr(torch, config["norms"]))
             model.add_adapters(lora["rank"], lora["dropout"])
             sizes = config["batch"], config["length"]
             tokens = [torch.zeros(sizes, dtype=torch.int64) for _ in range(3)]
         model.train()
-        optimizer = AdamW(each for each in model.parameters() if each.requires_grad)
+        trained = [each for each in model.parameters() if each.requires_grad]
+        optimizer = AdamW(trained)
+        total = torch.zeros((), device="cuda")
+        scaler = torch.amp.GradScaler("cuda", enabled=is_gptq)
         for _ in range(3):
-            with torch.autocast("cuda", torch.bfloat16):
+            with torch.autocast("cuda", dtype):
                 loss = model(*tokens)
-            loss.backward()
+            scaler.scale(loss).backward()
+            step_loss = loss.detach()
             del loss
-            optimizer.step()
+            total += step_loss  # which the Trainer holds, both, and the norm
+            scaler.unscale_(optimizer)
+            _norm = nn.utils.clip_grad_norm_(trained, 1.0)
+            scaler.step(optimizer)
+            scaler.update()
             optimizer.zero_grad()
             after = torch.cuda.memory_allocated()
     return {
