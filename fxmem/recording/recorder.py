@@ -432,7 +432,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
 
     def _find_counted(self, tensor: torch.Tensor) -> torch.Tensor:
         """Finds the tensor whose storage the ledger counts for a tensor."""
-        return find_inner(self.real_tensors.find_fake(tensor))
+        return find_inner(self.real_tensors.find_fake(find_inner(tensor)))
 
     def empty_cache(self) -> None:
         """Records that the program gives back what its allocator caches."""
