@@ -78,9 +78,10 @@ _CAUSES = """
   2.4 of these figures, compiled modules stay in cycles until Python's collector runs (seen on the
   CPU; not in 2.13): the embeddings of 4,096 columns, whose speed was measured before, take that.
 - `sparsemax` of `liger`: the figures are those of `torch`, to the KiB.
-- `multi_token_attention`: cuDNN's workspaces, 0.7 to 1.1 MiB. The sparse one calls `sparsemax`.
-- `kto_loss` and `fused_moe` of `huggingface`: boolean masks of random values, which are taken to
-  select all; outside of a module no router is assumed.
+- `multi_token_attention`: 0.7 to 1.1 MiB more there in all sizes, also of `torch`. cuDNN may take
+  them for its convolution, which is not counted; not shown. The sparse one calls `sparsemax`.
+- `fused_moe` of `huggingface`: each expert's mask is taken to select all tokens, since outside of a
+  module no router is assumed. `kto_loss` of `huggingface` selects by random labels; not verified.
 - `fused_linear_grpo_loss`: 2,068 MiB less there in all sizes. Inductor of torch 2.13 fails on one
   of its graphs (`produce_guards`), and what it was given stays; alone, the first size is equal.
 - `orpo_loss`, `cpo_loss`, `simpo_loss`, and `kto_loss` of `liger`: 2,083, 2,083, 2,084 and 1,268

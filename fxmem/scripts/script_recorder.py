@@ -22,7 +22,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fxmem.fakes.values import find_known, remember_constant
-from fxmem.graph import Category, Effect
+from fxmem.graph import Category, Effect, Phase
 from fxmem.kernels.registry import Backend
 from fxmem.recording.constants import is_index, list_tensors
 from fxmem.recording.handlers import (
@@ -145,11 +145,12 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         """Returns whether an operator of no fake tensor makes one, as factories and moves do."""
         if not self.makes_fakes:
             return bool(kwargs.get("device") == self._device)
-        # Whole numbers stay real: scripts index their data with them. States of 8 bits do not.
+        # Whole numbers stay real: scripts index their data with them. An optimizer does not, and
+        # torchao's, which compiles its step, holds states in bytes.
         if func is aten.lift_fresh.default:
             return bool(tensors[0].is_floating_point()) and is_own(tensors[0].untyped_storage())
         dtype = kwargs.get("dtype")
-        is_state = func is aten.zeros.default and dtype is torch.uint8  # of torchao's optimizers
+        is_state = dtype is torch.uint8 and self._phase is Phase.OPTIMIZER
         is_whole = func.name() in _WHOLE or (dtype in _INTEGERS and not is_state)
         is_factory = not tensors and any(each.name == "device" for each in func._schema.arguments)
         return is_factory and not is_whole

@@ -43,7 +43,7 @@ class ScriptRun(Result):
         reads: The lines that read values of tensors, and got stand-ins.
         notes: On how the script was run, a sentence each.
         partial: Whether the script was interrupted before all steps asked for were recorded.
-        loading: The analysis of what ran before a model first did; None for nothing.
+        loading: The analysis of what ran before an optimizer was made; None for nothing.
     """
 
     steps: tuple[Analysis, ...]

@@ -21,7 +21,7 @@ class Windows:
 
     Attributes:
         steps: The analysis of each.
-        loading: The analysis of what ran before the first model did; None for nothing.
+        loading: The analysis of what ran before an optimizer was made; None for nothing.
         runs_eagerly: Whether the step in eager mode runs.
 
     Raises:
