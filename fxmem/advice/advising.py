@@ -134,7 +134,7 @@ def _list_optimizers(optimizer: str) -> Iterator[Variant]:
             text = ", ".join(f"{k}={v!r}" for k, v in {**kept, key: value}.items())
             option = f"{own_name}(..., {key}={value})"
             yield Variant(code, change, option, cost, {"optimizer": f"{name}({text})"})
-    if name in ("adam", "adamw"):
+    if name in ("adam", "adamw") and not settings.get("amsgrad"):  # which bitsandbytes refuses
         yield Variant(
             code="FX205",
             change="Hold the states of Adam in 8 bits",

@@ -90,7 +90,7 @@ class Recording:
     def _measure(
         self, name: str, start: tuple[int, int], stop: tuple[int, int]
     ) -> NamedPhase | None:
-        windows = self._session.windows.every
+        windows = self._session.windows.recorded
         most: tuple[int, int, int] | None = None
         for window in range(start[0], min(stop[0] + 1, len(windows))):
             live_bytes = windows[window].profile.live_bytes

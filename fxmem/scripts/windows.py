@@ -40,7 +40,7 @@ class Windows:
         self._warm_ups = 0
 
     @property
-    def every(self) -> list[Analysis]:
+    def recorded(self) -> list[Analysis]:
         """Loading, if there was any, and the steps."""
         return [*filter(None, (self.loading,)), *self.steps]
 

@@ -82,6 +82,8 @@ def test_the_optimizers_implementation(before: str, option: str, after: str) -> 
 def test_what_an_optimizer_does_not_take_is_not_proposed() -> None:
     assert not [o for o in list_options(make_net(), "8x512", optimizer="nadam") if "fused" in o]
     assert not list_options(make_net(), "8x512", optimizer=torch.optim.Adam)
+    options = list_options(make_net(), "8x512", optimizer="adam(amsgrad=True)")
+    assert not [o for o in options if "8bit" in o]
 
 
 def test_two_micro_batches() -> None:
