@@ -23,7 +23,7 @@ from tabulate import tabulate
 from benchmarks.cases import Case, import_torchvision
 from benchmarks.measure import THREADS, Result, measured
 from benchmarks.models import CASES, find
-from benchmarks.stamp import write_stamp
+from benchmarks.stamp import put_page, write_stamp
 from benchmarks.step import MODES, Mode
 
 MIB = 2**20
@@ -320,11 +320,7 @@ def main() -> None:
             )
     head = f"# Accuracy\n\n{write_stamp(COMMAND)}\n\n{LEGEND}"
     text = f"{head}\n{summary(rows)}\n\n## Every model\n\n{table(rows)}\n"
-    if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(text)
-    else:
-        print(text)
+    put_page(text, options.output)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from benchmarks.measure import CACHE, STEP_MARK, THREADS, no_collector, read_events
 from benchmarks.models import find
-from benchmarks.stamp import write_stamp
+from benchmarks.stamp import put_page, write_stamp
 from benchmarks.step import MODES, Mode, Step, tensors_of
 
 NAMES = (
@@ -234,10 +234,7 @@ itself keeps (*kept*) are no part of the peaks.
 
 {table}
 """
-    if options.output:
-        options.output.write_text(page)
-    else:
-        print(page)
+    put_page(page, options.output)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from benchmarks.environments import ENVIRONMENTS, open_folder, prepare_environment
-from benchmarks.stamp import write_time
+from benchmarks.stamp import put_page, write_time
 
 _GOLF = "parameter-golf/records/track_10min_16mb"
 _MODDED = "modded-nanogpt/records/track_1_short"
@@ -221,10 +221,7 @@ with buffers that change what is reserved; fxmem predicts a later one, which doe
 
 {tabulate(rows, [*headers, "predicted"], tablefmt="github", disable_numparse=True)}
 """
-    if options.output:
-        options.output.write_text(page)
-    else:
-        print(page)
+    put_page(page, options.output)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from torch.overrides import TorchFunctionMode
 
 from benchmarks.cases import Case
 from benchmarks.libraries import SUITES, suite_cases
-from benchmarks.stamp import write_stamp
+from benchmarks.stamp import put_page, write_stamp
 
 COMMAND = "python -m benchmarks.coverage -o docs/results/coverage.md"
 DEVICES = ("cuda", "cpu")
@@ -305,11 +305,7 @@ def main() -> None:
         words = [f"{side['status']} {side.get('cause') or ''}" for side in sides]
         print(f"{outcome['name']:40s} {'; '.join(words)}", file=sys.stderr, flush=True)
     text = render(outcomes, write_stamp(COMMAND))
-    if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(text)
-    else:
-        print(text)
+    put_page(text, options.output)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from benchmarks.cases import import_torchvision
 from benchmarks.cuda_cases import CUDA_CASES, CudaCase
 from benchmarks.cuda_measure import SCHEMA, Result
 from benchmarks.cuda_trace import describe_trace
-from benchmarks.stamp import write_time
+from benchmarks.stamp import put_page, write_time
 from fxmem.analysis import Analysis
 from fxmem.gpus import find_gpu
 from fxmem.graph import Phase
@@ -350,10 +350,7 @@ def main() -> None:
             rows.append(row)
             print(row.measurement, percent(row.error("second peak")), file=sys.stderr, flush=True)
         text = describe(rows)
-    if options.output:
-        options.output.write_text(text)
-    else:
-        print(text)
+    put_page(text, options.output)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from benchmarks.catalogue.modules import all_cases
 from benchmarks.kernel_workspace import Row as KernelRow
 from benchmarks.kernel_workspace import run_model
 from benchmarks.measure import THREADS, measure_allocator, measure_tensors
+from benchmarks.stamp import put_page
 from benchmarks.step import Mode
 
 COMPARED: tuple[Mode, ...] = ("train", "infer")
@@ -157,11 +158,7 @@ def main() -> None:
     if options.kernels:
         return
     text = f"# Functions\n\n{summary(rows)}\n\n{table(rows)}\n"
-    if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(text)
-    else:
-        print(text)
+    put_page(text, options.output)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from benchmarks.cases import import_torchvision
 from benchmarks.measure import STEP_MARK, THREADS, no_collector, read_events
-from benchmarks.stamp import write_stamp
+from benchmarks.stamp import put_page, write_stamp
 
 Build = Callable[[], Callable[[], None]]
 """Builds a model and an optimizer on the CPU; returns a step."""
@@ -292,10 +292,7 @@ that stay real tensors with `--device cpu` (NF4's 16 levels, frequencies of rota
 
 {tabulate(rows, ["case", "measured", "predicted", "differs by"], tablefmt="github")}
 """
-    if options.output:
-        options.output.write_text(page)
-    else:
-        print(page)
+    put_page(page, options.output)
 
 
 if __name__ == "__main__":

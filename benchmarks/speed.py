@@ -22,7 +22,7 @@ from torch._subclasses import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from benchmarks.cases import import_torchvision
-from benchmarks.stamp import write_stamp
+from benchmarks.stamp import put_page, write_stamp
 
 MODELS = ("resnet50", "densenet121")
 SHAPE = (8, 3, 224, 224)
@@ -130,10 +130,7 @@ def main() -> None:
             "",
         ]
     )
-    if options.output:
-        options.output.write_text(page)
-    else:
-        print(page)
+    put_page(page, options.output)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from datetime import datetime, timezone
+from pathlib import Path
 
 import torch
 
@@ -19,3 +20,12 @@ def write_time() -> str:
     commit = subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip()
     today = f"{datetime.now(timezone.utc):%Y-%m-%d}"
     return f"{commit}, {today}"
+
+
+def put_page(page: str, path: Path | None) -> None:
+    """Writes a page to a file; without one, prints it."""
+    if path is None:
+        print(page)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page)

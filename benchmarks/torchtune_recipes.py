@@ -23,7 +23,7 @@ import torch
 from tabulate import tabulate
 from torch import Tensor
 
-from benchmarks.stamp import write_stamp
+from benchmarks.stamp import put_page, write_stamp
 
 _FULL = ("full_finetune_single_device", "3B_full_single_device")
 _MODULE = "benchmarks.torchtune_recipes"
@@ -170,10 +170,7 @@ are 0.4 GiB lower there was not found.
 
 {table}
 """
-    if options.output:
-        options.output.write_text(page)
-    else:
-        print(page)
+    put_page(page, options.output)
 
 
 if __name__ == "__main__":
