@@ -97,7 +97,8 @@ def _run_python(target: Backend, package: ModuleType) -> Iterator[None]:
         for cache in caches:  # of the GPU's properties
             cache.cache_clear()
             stack.callback(cache.cache_clear)
-        stack.enter_context(change_items(functional.name2qmap))  # of tensors
+        stack.enter_context(change_items(functional.name2qmap))
+        functional.name2qmap.clear()  # of tables, as in a new process
         yield
 
 
