@@ -6,6 +6,7 @@ import contextlib
 import gc
 import threading
 from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
 from typing import Any
 
 from fxmem.versions.interfaces import find_owner
@@ -14,12 +15,24 @@ from fxmem.versions.patches import PATCHES
 _ABSENT = object()
 _LISTED = frozenset((row.owner, name) for row in PATCHES for name in row.names)
 _held = threading.RLock()
-_applied: list[tuple[Any, str, Any, Any]] = []
-"""The attributes replaced, in order: owner, name, the new value and the one before."""
+
+
+@dataclass(eq=False)
+class _Replacement:
+    """An attribute that is replaced, with the value that it had before."""
+
+    owner: Any
+    name: str
+    value: Any
+    before: Any = _ABSENT
+
+
+_applied: list[_Replacement] = []
+"""What is replaced, in order."""
 _marks: list[int] = []
 """For each time that the process is held: how much was replaced before."""
 _left = 0
-_undone: list[tuple[list[tuple[Any, str, Any, Any]], list[tuple[Any, Any]]]] = []
+_undone: list[tuple[list[_Replacement], list[tuple[Any, Any]]]] = []
 """For each recording that is left: what it had replaced, and its modes with their stacks."""
 
 
@@ -65,22 +78,32 @@ def patch(replacements: Mapping[Any, Mapping[str, Any]]) -> Iterator[None]:
             for name, value in values.items():
                 if path.partition(".")[0] == "torch" and not _is_listed(owner, name):
                     raise LookupError(f"{path}.{name} is not listed in fxmem/versions/patches.py")
-                _replace(owner, name, value)
-                stack.callback(_undo_last)
+                replacement = _Replacement(owner, name, value)
+                _replace(replacement)
+                stack.callback(_undo, replacement)
         yield
 
 
-def _replace(owner: Any, name: str, value: Any) -> None:
-    _applied.append((owner, name, value, vars(owner).get(name, _ABSENT)))
-    setattr(owner, name, value)
+def _replace(replacement: _Replacement) -> None:
+    owner, name = replacement.owner, replacement.name
+    replacement.before = vars(owner).get(name, _ABSENT)
+    _applied.append(replacement)
+    setattr(owner, name, replacement.value)
 
 
-def _undo_last() -> None:
-    owner, name, _, before = _applied.pop()
-    if before is _ABSENT:
-        delattr(owner, name)
+def _undo(replacement: _Replacement) -> None:
+    """Puts back what was there; not always the last, where an import within made others."""
+    at = _applied.index(replacement)
+    for later in _applied[at + 1 :]:
+        if later.owner is replacement.owner and later.name == replacement.name:
+            later.before = replacement.before
+            break
     else:
-        setattr(owner, name, before)
+        if replacement.before is _ABSENT:
+            delattr(replacement.owner, replacement.name)
+        else:
+            setattr(replacement.owner, replacement.name, replacement.before)
+    del _applied[at]
 
 
 @contextlib.contextmanager
@@ -93,7 +116,8 @@ def leave_recording() -> Iterator[None]:
     """
     global _left
     first = _marks[0] if _marks else len(_applied)
-    applied = _read_current(_applied[first:])
+    applied = _applied[first:]
+    _read_current(applied)
     if not applied:
         yield
         return
@@ -110,8 +134,8 @@ def leave_recording() -> Iterator[None]:
             for mode in reversed(stack.enter_context(operators._disable_current_modes()))
         ]
         stack.enter_context(torch.enable_grad())
-        while len(_applied) > first:
-            _undo_last()
+        for replacement in reversed(applied):
+            _undo(replacement)
         _left += 1
         _undone.append((applied, modes))
         try:
@@ -138,24 +162,19 @@ def resume_recording() -> Iterator[None]:
         finally:
             _left += 1
             stack.close()
-            for _ in applied:
-                _undo_last()
+            for replacement in reversed(applied):
+                _undo(replacement)
 
 
-def _read_current(applied: list[tuple[Any, str, Any, Any]]) -> list[tuple[Any, str, Any, Any]]:
+def _read_current(applied: list[_Replacement]) -> None:
     """Reads what replaced attributes are now: a script may have set ``sys.argv`` itself."""
-    last = {(id(owner), name): at for at, (owner, name, _, _) in enumerate(applied)}
-    return [
-        (owner, name, vars(owner).get(name, value), before)
-        if last[id(owner), name] == at
-        else (owner, name, value, before)
-        for at, (owner, name, value, before) in enumerate(applied)
-    ]
+    for last in {(id(each.owner), each.name): each for each in applied}.values():
+        last.value = vars(last.owner).get(last.name, last.value)
 
 
-def _apply_again(applied: list[tuple[Any, str, Any, Any]]) -> None:
-    for owner, name, value, _ in applied:
-        _replace(owner, name, value)
+def _apply_again(applied: list[_Replacement]) -> None:
+    for replacement in applied:
+        _replace(replacement)
 
 
 def is_own_mode(mode: object) -> bool:

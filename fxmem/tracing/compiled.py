@@ -111,13 +111,18 @@ def patch_when_imported(
     name: str, make_patch: Callable[[ModuleType], contextlib.AbstractContextManager[Any]]
 ) -> Iterator[None]:
     """Patches a module that takes long to import, within: at once, or when others import it."""
+    is_asking = False
     with contextlib.ExitStack() as stack:
 
         def find_spec(asked: str, *_place: Any) -> ModuleSpec | None:
-            if asked != name or finder not in sys.meta_path:
+            nonlocal is_asking
+            if asked != name or is_asking:
                 return None
-            sys.meta_path.remove(finder)  # for the others to find it
-            spec = importlib.util.find_spec(name)
+            is_asking = True  # others find the module, also where one only asks whether it is there
+            try:
+                spec = importlib.util.find_spec(name)
+            finally:
+                is_asking = False
             if spec is None:  # not installed
                 return None
             loader: Any = spec.loader

@@ -14,6 +14,7 @@ from fxmem.fakes.values import answer_fake_checks
 from fxmem.kernels.cuda.present_gpu import show_gpu
 from fxmem.kernels.functions import lower_functions
 from fxmem.kernels.registry import Backend
+from fxmem.loading.pretrained import load_pretrained
 from fxmem.loading.target import prepare_targets, silence_fake_kernels
 from fxmem.parallelism.layout import Layout
 from fxmem.parallelism.process_group import offer_group
@@ -144,6 +145,7 @@ def offer_machine(
         hold_process(),
         leave_autocast(),
         silence_fake_kernels(),
+        load_pretrained(),
         offer_group(layout, "gloo" if gpu is None else "nccl"),
         contextlib.nullcontext()
         if gpu is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import fxmem
+from fxmem.patching import patch
 from fxmem.tracing.compiled import leave_out_compiler, patch_when_imported
 
 NOTE = "torch.compile was left out: the figures are of eager mode."
@@ -65,9 +67,27 @@ def test_a_module_is_patched_when_it_is_imported(
     monkeypatch.syspath_prepend(tmp_path)
     finders = [*sys.meta_path]
     with patch_when_imported("fxmem_late", lambda module: mock.patch.object(module, "value", 2)):
+        assert importlib.util.find_spec("fxmem_late")  # as libraries ask whether others are there
         late: Any = importlib.import_module("fxmem_late")
         assert late.value == 2
     assert late.value == 1 and sys.meta_path == finders
+    del sys.modules["fxmem_late"]
+
+
+def test_a_patch_lasts_longer_than_those_around_the_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fxmem_late.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    owner: Any = type("Owner", (), {"value": 1})
+    with patch_when_imported("fxmem_late", lambda module: patch({module: {"value": 2}})):
+        with patch({owner: {"value": 2}}):
+            late: Any = importlib.import_module("fxmem_late")
+            with patch({owner: {"value": 3}}):
+                assert owner.value == 3
+            assert owner.value == 2
+        assert (late.value, owner.value) == (2, 1)
+    assert late.value == 1
     del sys.modules["fxmem_late"]
 
 

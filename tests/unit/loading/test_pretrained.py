@@ -1,0 +1,102 @@
+"""Pretrained models of transformers: with weights, and with their configuration alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fxmem
+from benchmarks.cases import import_torchvision
+from fxmem.errors import LoadError
+from fxmem.scripts.recording import Recording
+
+SIZES = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+    "dtype": "bfloat16",
+}
+
+
+@pytest.fixture(params=["Llama", "Mixtral"])
+def folders(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
+    """A model as ``save_pretrained`` writes it, and its configuration alone."""
+    import_torchvision()
+    import transformers
+
+    config: Any = getattr(transformers, f"{request.param}Config")(**SIZES)
+    model = getattr(transformers, f"{request.param}ForCausalLM")(config).to(torch.bfloat16)
+    model.save_pretrained(tmp_path / "whole")
+    config.architectures = model.config.architectures
+    config.save_pretrained(tmp_path / "config")
+    return tmp_path / "whole", tmp_path / "config"
+
+
+def load_and_train(folder: Path, **options: Any) -> Recording:
+    with fxmem.record(gpu="a100-80gb", steps=2) as recording:
+        from transformers import AutoModelForCausalLM
+
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, device_map="cuda", **options)
+        assert model.device.type == "cuda" and model.config.name_or_path == str(folder)
+        inputs = torch.ones(1, 64, device="cuda")
+        trained = [p for p in model.parameters() if p.is_floating_point()]
+        optimizer = torch.optim.SGD(trained)
+        for _ in range(2):
+            model(input_ids=inputs.long(), labels=inputs.long()).loss.backward()
+            optimizer.step()
+    return recording
+
+
+def find_loading(recording: Recording) -> int:
+    loading = recording.run.loading
+    assert loading is not None
+    return loading.peak_bytes
+
+
+def test_weights_that_are_missing_take_what_real_ones_take(folders: tuple[Path, Path]) -> None:
+    whole, config = (load_and_train(folder) for folder in folders)
+    assert [step.peak_bytes for step in config.steps] == [step.peak_bytes for step in whole.steps]
+    assert find_loading(config) == find_loading(whole)  # with experts one by one
+    note = f"No weights of {folders[1]} are here: they were made as its configuration says."
+    assert note in config.notes and not [text for text in whole.notes if "weights" in text]
+
+
+@pytest.mark.parametrize("folders", ["Llama"], indirect=True)
+def test_weights_that_are_missing_are_quantized_as_they_load(folders: tuple[Path, Path]) -> None:
+    from transformers import BitsAndBytesConfig
+
+    packing = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_double_quant=True)
+    whole, config = (load_and_train(folder, quantization_config=packing) for folder in folders)
+    assert config.peak == whole.peak
+    assert find_loading(config) == find_loading(whole)
+
+
+@pytest.mark.parametrize("folders", ["Llama"], indirect=True)
+def test_a_target_may_be_a_pretrained_model(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "net.py").write_text(
+        "from transformers import AutoModelForCausalLM\n"
+        f"def net(): return AutoModelForCausalLM.from_pretrained({str(folders[1])!r})\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    found = fxmem.analyze("net.py:net", kwargs={"input_ids": "1x64:int64"}, mode="infer")
+    size = (folders[0] / "model.safetensors").stat().st_size
+    assert size * 0.99 < found.parameter_bytes < size
+
+
+@pytest.mark.parametrize("folders", ["Llama"], indirect=True)
+def test_weights_that_are_quantized_already_are_refused(folders: tuple[Path, Path]) -> None:
+    from transformers import AutoConfig, BitsAndBytesConfig
+
+    config = AutoConfig.from_pretrained(folders[1])
+    config.quantization_config = BitsAndBytesConfig(load_in_4bit=True)
+    config.save_pretrained(folders[1])
+    with pytest.raises(LoadError, match=r"no weights of .* are here, and they are quantized"):
+        load_and_train(folders[1])
