@@ -18,6 +18,7 @@ from fxmem.patching import patch
 from fxmem.tracing.compiled import patch_when_imported
 
 _ASYNC = "HF_DEACTIVATE_ASYNC_LOAD"
+_MISSING = "weights that are missing"
 
 
 @contextlib.contextmanager
@@ -41,7 +42,7 @@ def _replace_loading(module: ModuleType) -> contextlib.AbstractContextManager[No
     modeling: Any = module
     kind: Any = modeling.PreTrainedModel
     find_files: Any = modeling._get_resolved_checkpoint_files
-    load: Any = kind._load_pretrained_model
+    load: Any = vars(kind)["_load_pretrained_model"]  # of the class in transformers 4
     # Checkpoints have the experts of a layer one by one, and loading stacks them.
     as_saved: Any = getattr(modeling, "revert_weight_conversion", lambda _model, state: state)
 
@@ -52,11 +53,11 @@ def _replace_loading(module: ModuleType) -> contextlib.AbstractContextManager[No
         except OSError:
             name = args[0] if args else kwargs["pretrained_model_name_or_path"]
             tell(f"No weights of {name} are here: they were made as its configuration says.")
-            return None, None
+            return [_MISSING], None
 
-    @functools.wraps(load)
+    @functools.wraps(load.__func__)
     def load_or_make(model: nn.Module, state: Any, files: Any, *args: Any, **kwargs: Any) -> Any:
-        if state is None and files is None:
+        if files == [_MISSING]:
             quantizer = kwargs.get("hf_quantizer") or getattr(args[0], "hf_quantizer", None)
             if quantizer is not None and quantizer.pre_quantized:
                 config: Any = model.config
@@ -65,8 +66,8 @@ def _replace_loading(module: ModuleType) -> contextlib.AbstractContextManager[No
                     hint="download them, or quantize others as they load: quantization_config=",
                 )
             saved = as_saved(model, model.state_dict())
-            state = {name: _make_zeros(tensor) for name, tensor in saved.items()}
-        return load(model, state, files, *args, **kwargs)
+            state, files = {name: _make_zeros(saved[name]) for name in sorted(saved)}, None
+        return load.__get__(None, type(model))(model, state, files, *args, **kwargs)
 
     return patch(
         {
