@@ -146,6 +146,8 @@ def offer_machine(
         leave_autocast(),
         silence_fake_kernels(),
         load_pretrained(),
+        # Which loads the library for a GPU that it sees: it is imported as if there were none.
+        patch_when_imported("bitsandbytes", lambda _package: contextlib.nullcontext()),
         offer_group(layout, "gloo" if gpu is None else "nccl"),
         contextlib.nullcontext()
         if gpu is None

@@ -96,7 +96,7 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("torch.Tensor", "record_stream __new__", _SHOW),
     ("torch.Tensor", "_make_subclass", "make a tensor of a subclass of a fake one"),
     ("torch.Tensor", "_make_wrapper_subclass", "show fake tensors as on the GPU"),
-    ("torch.Tensor", "data_ptr", "run Python that launches kernels of other libraries"),
+    ("torch.Tensor", "data_ptr __bool__", "run Python that launches kernels of other libraries"),
     ("torch.nn.parallel.data_parallel.DataParallel", "scatter", _SHOW),
     ("torch._subclasses.fake_tensor.FakeTensor", "device", "show fake tensors as on the GPU"),
     ("torch.optim.optimizer", "_foreach_supported_types", *_FOREACH),

@@ -74,7 +74,8 @@ def _run_python(target: Backend, package: ModuleType) -> Iterator[None]:
     # Where there is a GPU, the package has imported its operators for CUDA itself.
     kernels: Any = importlib.import_module(f"{_NAME}.backends.{target.name}.ops")
     functional: Any = importlib.import_module(f"{_NAME}.functional")
-    library, pointer = {"lib": _Library()}, {"data_ptr": lambda _tensor: 0}
+    library = {"lib": _Library()}
+    pointer = {"data_ptr": lambda _tensor: 0, "__bool__": lambda _tensor: False}  # no outliers
     own: dict[str, Any] = dict(library)
     paging: dict[str, Any] = {}
     if target is CUDA:

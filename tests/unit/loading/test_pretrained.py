@@ -78,17 +78,34 @@ def test_weights_that_are_missing_are_quantized_as_they_load(folders: tuple[Path
 
 
 @pytest.mark.parametrize("folders", ["Llama"], indirect=True)
-def test_a_target_may_be_a_pretrained_model(
-    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_target_may_be_a_pretrained_model_that_is_quantized(
+    folders: tuple[Path, Path], bits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
     (tmp_path / "net.py").write_text(
-        "from transformers import AutoModelForCausalLM\n"
-        f"def net(): return AutoModelForCausalLM.from_pretrained('{folders[1]}', dtype='auto')\n"
+        "from transformers import AutoModelForCausalLM, BitsAndBytesConfig\n"
+        f"packing = BitsAndBytesConfig(load_in_{bits}bit=True)\n"
+        "options = {'quantization_config': packing, 'dtype': 'auto', 'device_map': 'cuda'}\n"
+        f"def net(): return AutoModelForCausalLM.from_pretrained('{folders[1]}', **options)\n"
     )
     monkeypatch.chdir(tmp_path)
-    found = fxmem.analyze("net.py:net", kwargs={"input_ids": "1x64:int64"}, mode="infer")
-    size = (folders[0] / "model.safetensors").stat().st_size
-    assert size * 0.99 < found.parameter_bytes < size
+    inputs = {"input_ids": "1x64:int64"}
+    found = fxmem.analyze("net.py:net", kwargs=inputs, mode="infer", gpu="a100-80gb")
+    packing = BitsAndBytesConfig(**{f"load_in_{bits}bit": True})
+    with fxmem.record(gpu="a100-80gb"):
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            folders[0], quantization_config=packing, device_map="cuda"
+        )
+        tokens = torch.ones(1, 64, dtype=torch.int64, device="cuda")
+        with torch.no_grad():
+            for _ in range(2):
+                torch.cuda.reset_peak_memory_stats()
+                result = model(input_ids=tokens, use_cache=True)
+                peak = torch.cuda.max_memory_allocated()
+                del result
+    assert found.peak_bytes == peak
 
 
 @pytest.mark.parametrize("folders", ["Llama"], indirect=True)
