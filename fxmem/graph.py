@@ -35,9 +35,10 @@ class Category(str, Enum):
 
 
 class Phase(str, Enum):
-    """The part of the step in which an operator ran; loading is before a script's first."""
+    """The part of the step in which an operator ran, or of a script that is no step."""
 
     LOADING = "loading"
+    EVALUATION = "evaluation"
     FORWARD = "forward"
     LOSS = "loss"
     BACKWARD = "backward"

@@ -51,6 +51,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "end the script when each optimizer has stepped N times (default: 3, or 2 where a "
         "step has more than 100,000 operators)",
     )
+    parser.add_argument(
+        "--until",
+        choices=["evaluation"],
+        help="go on until the script has evaluated its model; of more steps, larger ones are kept",
+    )
     add_count(
         parser,
         "--world-size",
@@ -72,7 +77,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     progress = Progress()
     details = lambda: progress.describe()  # noqa: E731 - another one, once the script runs
     shown = show_progress(f"running {arguments.script}", details=details)
-    names = "is_module steps device gpu attention alloc_conf compile world_size rank".split()
+    names = "is_module steps until device gpu attention alloc_conf compile world_size rank".split()
     names.append("activation_memory_budget")
     try:
         with shown, contextlib.redirect_stdout(sys.stderr):

@@ -12,8 +12,9 @@ from fxmem.graph import SourceLocation
 from fxmem.memory.liveness import Peak
 from fxmem.recording.size_hints import SizeHint
 from fxmem.scripts.launchers import Launcher
-from fxmem.scripts.script_run import Read, ScriptRun
+from fxmem.scripts.script_run import Read, ScriptRun, find_apart
 from fxmem.scripts.session import EnoughSteps, Session
+from fxmem.scripts.windows import Windows
 from fxmem.source import find_source
 from fxmem.training.options import resolve_compilation, resolve_device
 
@@ -25,7 +26,7 @@ class NamedPhase:
     Attributes:
         name: The name.
         step: Index in :attr:`Recording.steps` of the step in which it took the most; None for
-            what ran before the first, in ``Recording.run.loading``.
+            what ran apart from them: ``Recording.run.loading`` and ``.evaluation``.
         peak_bytes: The most bytes that were allocated meanwhile, all else included.
         source: The line that ran then; None outside of the user's code.
     """
@@ -103,9 +104,10 @@ class Recording:
             return None
         graph = windows[most[1]].graph
         node = graph.operations[most[2]].node
-        step = most[1] - len(windows) + len(self.steps)
+        steps = [at for at, window in enumerate(windows) if find_apart(window) is None]
+        step = steps.index(most[1]) if most[1] in steps else None
         source = None if node is None else graph.nodes[node].source
-        return NamedPhase(name, step if step >= 0 else None, most[0], source)
+        return NamedPhase(name, step, most[0], source)
 
     def __str__(self) -> str:
         return str(self.run)
@@ -166,7 +168,7 @@ def record(
     options = replace(options, compilation=chosen)
     launcher = Launcher(rank, world_size)
     launcher.script = str(find_source() or "the code")
-    session = Session(options, steps, launcher, keeps_real=True)
+    session = Session(options, Windows(steps), launcher, keeps_real=True)
     recording = Recording(session)
     with session.watch(), launcher.take_place():
         with contextlib.suppress(EnoughSteps):

@@ -6,13 +6,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fxmem.errors import FxmemError, TraceError
+from fxmem.errors import FxmemError, TraceError, UsageError
 from fxmem.recording.size_hints import SizeHint
 from fxmem.scripts.launchers import Launcher
 from fxmem.scripts.script_run import Progress, ScriptRun
 from fxmem.scripts.session import EnoughSteps, Session
+from fxmem.scripts.windows import Windows
 from fxmem.training.failures import explain_failure
 from fxmem.training.options import resolve_compilation, resolve_device
+
+UNTIL = ("evaluation",)
+"""Parts of a script that come after steps."""
 
 
 def run(
@@ -21,6 +25,7 @@ def run(
     *,
     is_module: bool = False,
     steps: int | None = None,
+    until: str | None = None,
     device: str = "cuda",
     gpu: str | None = None,
     attention: str | None = None,
@@ -47,6 +52,7 @@ def run(
         arguments: Its arguments.
         is_module: Whether ``script`` names a module, as for ``python -m``.
         steps: How many steps to record; by default three, or two of more than 100,000 operators.
+        until: ``"evaluation"`` to go on until the script has evaluated its model, too.
         device: ``"cuda"``; or ``"cpu"``, for a script that finds no GPU and trains on the CPU.
         gpu: As for :func:`analyze`.
         attention: As for :func:`analyze`.
@@ -69,7 +75,10 @@ def run(
     options = resolve_device(device, gpu, attention, alloc_conf, size_hint)
     chosen = resolve_compilation(None if compile else False, activation_memory_budget)
     options = replace(options, compilation=chosen)
-    session = Session(options, steps, launcher, adds_eager_step=True)
+    if until not in (None, *UNTIL):
+        raise UsageError(f"--until {until}: write {' or '.join(UNTIL)}")
+    windows = Windows(steps, until_evaluation=until is not None, adds_eager_step=True)
+    session = Session(options, windows, launcher)
     if progress is not None:
         progress.describe = session.describe_progress
     try:

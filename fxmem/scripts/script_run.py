@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fxmem.analysis import Analysis
-from fxmem.graph import SourceLocation
+from fxmem.graph import Phase, SourceLocation
 from fxmem.report.blocks import Block, Paragraph
 from fxmem.report.result import Result
 from fxmem.report.tables import Bytes, Table
@@ -15,6 +15,14 @@ from fxmem.report.text import write_peak_place
 
 _PARTIAL = "The script was interrupted: these are the steps that it had ended."
 _ALIKE = 0.01  # share of the peak by which steps may differ and count as one
+APART = (Phase.LOADING, Phase.EVALUATION)
+"""Phases of a script that are no part of its steps."""
+
+
+def find_apart(window: Analysis) -> Phase | None:
+    """Finds the phase of a window that is apart from the steps; None for a step."""
+    phase = window.graph.operations[0].phase
+    return phase if phase in APART else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +47,40 @@ class ScriptRun(Result):
     """The steps of a script, as they were recorded.
 
     Attributes:
-        steps: The analysis of each step, in order; what ran after the last step comes last.
+        windows: The analyses of the steps and of what ran apart from them, in order.
         reads: The lines that read values of tensors, and got stand-ins.
         notes: On how the script was run, a sentence each.
         partial: Whether the script was interrupted before all steps asked for were recorded.
-        loading: The analysis of what ran before an optimizer was made; None for nothing.
     """
 
-    steps: tuple[Analysis, ...]
+    windows: tuple[Analysis, ...]
     reads: tuple[Read, ...]
     notes: tuple[str, ...]
     partial: bool = False
-    loading: Analysis | None = None
+
+    @property
+    def steps(self) -> tuple[Analysis, ...]:
+        """The analysis of each step, in order; what ran after the last step comes last.
+
+        Of a script without a step, what ran.
+        """
+        steps = tuple(window for window in self.windows if find_apart(window) is None)
+        return steps or self.windows
+
+    def find_largest(self, phase: Phase) -> Analysis | None:
+        """Finds the largest window of a phase that is no part of the steps; None for none."""
+        found = [window for window in self.windows if find_apart(window) is phase]
+        return max(found, key=lambda window: window.peak_bytes, default=None)
+
+    @property
+    def loading(self) -> Analysis | None:
+        """The analysis of what ran before a model or an optimizer did; None for nothing."""
+        return self.find_largest(Phase.LOADING)
+
+    @property
+    def evaluation(self) -> Analysis | None:
+        """The analysis of the evaluation with the highest peak; None for none."""
+        return self.find_largest(Phase.EVALUATION)
 
     def __repr__(self) -> str:
         peaks = [step.peak_bytes for step in self.steps]
@@ -58,19 +88,21 @@ class ScriptRun(Result):
 
     @property
     def largest(self) -> Analysis:
-        """The step with the highest peak, or loading; the first of equal ones."""
-        return max(self._list_windows(), key=lambda window: window.peak_bytes)
+        """The window with the highest peak; the first of equal ones."""
+        return max(self.windows, key=lambda window: window.peak_bytes)
 
-    def _list_windows(self) -> list[Analysis]:
-        return [*filter(None, (self.loading,)), *self.steps]
+    def _list_rows(self) -> list[Analysis]:
+        """Lists the steps, and of each phase apart from them the largest window."""
+        apart = [self.find_largest(phase) for phase in APART]
+        return [each for each in self.windows if each in apart or find_apart(each) is None]
 
     def list_blocks(self, top: int = 10) -> list[Block]:
-        """Lists the report on the largest step, a row for each, and the report on the first.
+        """Lists the report on the largest window, a row for each, and the report on the first.
 
         The first step is left out where its peak is that of the largest, or within 1 % of it.
         """
         largest, first = self.largest, self.steps[0]
-        windows = self._list_windows()
+        windows = self._list_rows()
         sizes = [(Bytes(each.peak_bytes), Bytes(each.reserved_bytes)) for each in windows]
         rows = [
             (each.setup.window, *figures, write_peak_place(each.peak))
@@ -95,25 +127,26 @@ class ScriptRun(Result):
         ]
 
     def list_bars(self) -> Mapping[str, int | None]:
-        return {each.setup.window: each.peak_bytes for each in self._list_windows()}
+        return {each.setup.window: each.peak_bytes for each in self._list_rows()}
 
     @property
     def pictured(self) -> Analysis:
-        """The largest step."""
+        """The largest window."""
         return self.largest
 
     def draw_pictures(self) -> Iterator[tuple[str, bytes]]:
         return self.largest.draw_pictures()
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything of the largest step, as :meth:`Analysis.to_dict` has it, and what is new here.
+        """Everything of the largest window, as :meth:`Analysis.to_dict` has it, and ``script``.
 
-        ``script`` has the peak of each step and of loading, the lines that read values, the notes,
+        That has the peaks of steps, loading and evaluation, the lines that read values, the notes,
         and whether the script was interrupted.
         """
         script: dict[str, Any] = {"steps": [_summarize(step) for step in self.steps]}
-        if self.loading is not None:
-            script["loading"] = _summarize(self.loading)
+        for phase in APART:
+            if (window := self.find_largest(phase)) is not None:
+                script[phase.value] = _summarize(window)
         script |= {"reads": [asdict(read) for read in self.reads], "notes": list(self.notes)}
         script["partial"] = self.partial
         return {**self.largest.to_dict(), "script": script}

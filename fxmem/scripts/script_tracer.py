@@ -56,7 +56,8 @@ class ScriptTracer(Tracer):
     Args:
         recorder: Records the operators.
         device: Where the script's fake tensors lie.
-        see_model: Is called before a module with parameters runs that no other module calls.
+        see_model: Is called with a module that has parameters, before it runs, if no other module
+            calls it.
 
     Attributes:
         roots: The modules that the script calls, by the name that it has for each.
@@ -66,7 +67,7 @@ class ScriptTracer(Tracer):
         self,
         recorder: ScriptRecorder,
         device: torch.device,
-        see_model: Callable[[], None],
+        see_model: Callable[[nn.Module], None],
     ) -> None:
         super().__init__(nn.Module(), recorder)
         self._see_model = see_model
@@ -158,7 +159,7 @@ class ScriptTracer(Tracer):
             if is_new:
                 fqn = self._add_root(module)
             if has_parameters and is_outermost:
-                self._see_model()
+                self._see_model(module)
             if is_new:
                 self._label_inputs(module, args, kwargs)
             run = functools.partial(call, module)

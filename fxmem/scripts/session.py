@@ -68,23 +68,21 @@ class Session:
 
     Args:
         options: The target device and what is assumed of it.
-        steps: How many steps to record; None for three, or two long ones.
+        windows: Keeps what is recorded, and says when that is enough.
         launcher: Names what runs, and counts the GPUs.
         keeps_real: Whether modules that are moved get their real tensors back in the end.
-        adds_eager_step: Whether a step in eager mode follows those of compiled code, to compare.
     """
 
     def __init__(
         self,
         options: Options,
-        steps: int | None,
+        windows: Windows,
         launcher: Launcher,
         *,
         keeps_real: bool = False,
-        adds_eager_step: bool = False,
     ) -> None:
         check_release()
-        self.windows = Windows(steps, adds_eager_step=adds_eager_step)
+        self.windows = windows
         self._left = count_left()
         self._options = options
         self._noted: Mapping[str, None] = {}
@@ -96,7 +94,8 @@ class Session:
         self._stepped: Counter[int] = Counter()
         self._idle: set[int] = set()
         self._phases = [Phase.FORWARD]
-        self._is_loading = True
+        self._apart: Phase | None = Phase.LOADING
+        self._has_begun = False
         found = gc.get_objects() if keeps_real else ()
         self._earlier = [each for each in found if issubclass(type(each), Optimizer)]
         self._kept_states: list[tuple[Optimizer, dict[Any, Any]]] = []
@@ -210,7 +209,10 @@ class Session:
         """Keeps what ran after the last step, or all of a script without one."""
         operations = self._recorder.operations[1:]
         ran = any(operation.name not in (EMPTY_CACHE, LOAD) for operation in operations)
-        if ran and not self.windows.is_done:
+        if self._apart is Phase.EVALUATION:
+            with contextlib.suppress(EnoughSteps):
+                self._end_apart()
+        elif ran and not self.windows.is_done:
             self._end_window()
 
     def describe_progress(self) -> str:
@@ -226,20 +228,18 @@ class Session:
         Raises:
             TraceError: Nothing was recorded.
         """
-        steps, loading = tuple(self.windows.steps), self.windows.loading
-        if loading is not None and not steps:
-            steps, loading = (loading,), None
-        if all(len(step.graph.operations) == 1 for step in steps):
+        windows = tuple(self.windows.recorded)
+        if all(len(window.graph.operations) == 1 for window in windows):
             device = self._options.target.name
             raise TraceError(
                 f"{self._launcher.script} ended without an operation on {device}",
                 hint="does it move its model there? --device cpu records a script for the CPU",
             )
-        operators = (each.name for step in steps for each in step.graph.operations)
+        operators = (each.name for window in windows for each in window.graph.operations)
         noted = (*note_assumptions(self._recorder), *self._noted)
         notes = (*noted, *self._options.list_notes(operators), *self.windows.list_notes())
         reads = tuple(self._recorder.reads.reads.values())
-        return ScriptRun(steps, reads, notes, partial, loading)
+        return ScriptRun(windows, reads, notes, partial)
 
     def _end_window(self) -> None:
         windows = self.windows
@@ -247,22 +247,22 @@ class Session:
             done = not windows.steps or not self._optimizers or bool(self._stepped)
             number = windows.number
             name = f"step {number}" if done else f"after step {number - 1}"
-            windows.keep(self._describe_window(name))
+            windows.keep(self._describe_window(name, None))
             if windows.runs_eagerly:
                 self._enter(force_eager(torch._dynamo))
                 self._enter(warnings.catch_warnings())
                 warnings.simplefilter("ignore")  # such as that the script should compile
             self._begin_window()
-        self._is_loading = False
+        self._apart = None
 
-    def _describe_window(self, window: str) -> Analysis:
+    def _describe_window(self, window: str, apart: Phase | None) -> Analysis:
         recorder, tracer = self._recorder, self._tracer
         recorder.end_step()
         self._label_state()
         graph = assemble_graph(recorder, tracer.nodes)
-        if window == Phase.LOADING.value:
-            loading = (replace(each, phase=Phase.LOADING) for each in graph.operations)
-            graph = replace(graph, operations=tuple(loading))
+        if apart is not None:
+            operations = tuple(replace(each, phase=apart) for each in graph.operations)
+            graph = replace(graph, operations=operations)
         optimizers = dict.fromkeys(type(o).__name__ for o in self._list_optimizers())
         setup = Setup(
             model=self._launcher.script,
@@ -281,6 +281,7 @@ class Session:
 
     def _begin_window(self) -> None:
         gc.collect(0)
+        self._has_begun = False
         self._stepped.clear()
         self._tracer.begin_window()
         self._recorder.begin_step()
@@ -320,14 +321,14 @@ class Session:
 
     def _begin_backward(self, _losses: Any) -> None:
         if self._phases[-1] is not Phase.BACKWARD:
-            self._begin()
+            self._begin_step()
             self._recorder.set_phase(Phase.BACKWARD)
 
     def _run_engine(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Takes the place of autograd's engine."""
         if self._phases[-1] is Phase.BACKWARD:  # within another, as a reentrant checkpoint's
             return run(*args, **kwargs)
-        self._begin()
+        self._begin_step()
         self._recorder.makes_graph = args[3]
         with self._be_in(Phase.BACKWARD, 1):
             for loss in tree_leaves(args[0]):
@@ -349,7 +350,7 @@ class Session:
     def _begin_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if count_left() > self._left:
             return None
-        self._begin()
+        self._begin_step()
         self._phases.append(Phase.OPTIMIZER)
         self._recorder.set_phase(Phase.OPTIMIZER)
         self._tracer._opaque_depth += 1
@@ -383,35 +384,61 @@ class Session:
         if others <= self._idle:
             self._end_window()
 
-    def _begin_model(self) -> None:
-        """Sees a model begin, which may be part of a forward that began with functions."""
-        self._begin()
-        if self._recorder.autograd.saves:
-            self._is_loading = False
-        self._end_loading()
+    def _begin_model(self, model: nn.Module) -> None:
+        """Sees a model begin: a step's, which may have begun with functions, or an evaluation's."""
+        evaluates = not (torch.is_grad_enabled() or model.training)
+        if self._apart is Phase.EVALUATION and evaluates:
+            return
+        has_begun = self._has_begun or bool(self._recorder.autograd.saves)
+        if evaluates and not has_begun and self._trains(model):
+            self._begin()
+            self._end_apart()
+            self._apart = Phase.EVALUATION
+        else:
+            self._begin_step()
 
-    def _end_loading(self) -> None:
-        """Keeps apart what ran before the first optimizer was made, or the first model ran."""
-        recorder = self._recorder
-        if self._is_loading and len(recorder.operations) > 1:
-            with recorder.ledger.lock:
-                self.windows.loading = self._describe_window(Phase.LOADING.value)
-                self._begin_window()
-        self._is_loading = False
+    def _begin_step(self) -> None:
+        """Sees the next part of a step begin, which ends what ran apart from the steps."""
+        self._begin()
+        if self._apart is Phase.LOADING and self._recorder.autograd.saves:
+            self._apart = None  # the step began with functions
+        self._end_apart()
+        self._has_begun = True
 
     def _begin(self) -> None:
-        """Sees a model, backward or an optimizer begin, and ends the script after its steps.
+        """Ends the script where it goes on after its steps.
 
-        What comes before one, such as a line that prints the peak, is the last step's.
+        What comes before a model, backward or an optimizer, such as a line that prints the peak, is
+        the last step's.
         """
         if self.windows.is_over:
             raise EnoughSteps
+
+    def _end_apart(self) -> None:
+        """Keeps apart what has run before a step, if anything did."""
+        apart, self._apart = self._apart, None
+        if apart is None or len(self._recorder.operations) == 1:
+            return
+        number, name = self.windows.number, apart.value
+        if apart is Phase.EVALUATION:
+            name += f" after step {number - 1}" if number > 1 else " before step 1"
+        with self._recorder.ledger.lock:
+            self.windows.keep(self._describe_window(name, apart))
+            self._begin_window()
+        if apart is Phase.EVALUATION:
+            self._begin()
+
+    def _trains(self, model: nn.Module) -> bool:
+        """Returns whether an optimizer has parameters of a model."""
+        own = {id(each) for each in model.parameters()}
+        return any(_trains(optimizer, own) for optimizer in self._list_optimizers())
 
     def _see_optimizer(self, init: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(init)
         def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             init(optimizer, *args, **kwargs)
-            self._end_loading()
+            if self._apart is Phase.LOADING:
+                self._end_apart()
             if not self._optimizers:  # a backward before the first is no step
                 self.windows.call_warm_ups()
             self._optimizers.append(weakref.ref(optimizer))

@@ -1,4 +1,4 @@
-"""The steps that a session has recorded, and how many are to come."""
+"""The steps that a session has recorded, what ran apart from them, and how many are to come."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import replace
 
 from fxmem.analysis import Analysis
 from fxmem.errors import UsageError
+from fxmem.graph import Phase
+from fxmem.scripts.script_run import find_apart
 from fxmem.tracing.compiled import compare_peaks
 
 LONG_STEP = 100_000
@@ -13,44 +15,57 @@ LONG_STEP = 100_000
 
 
 class Windows:
-    """The steps that have ended, one after the other.
+    """The windows that have ended, one after the other.
 
     Args:
         count: How many steps to record; None for three, or two long ones.
+        until_evaluation: Whether the steps go on until an evaluation was recorded; of further ones
+            those are kept that are larger than any before.
         adds_eager_step: Whether a step in eager mode follows those of compiled code, to compare.
 
     Attributes:
-        steps: The analysis of each.
-        loading: The analysis of what ran before an optimizer was made; None for nothing.
+        recorded: The analysis of each: a step, or what ran apart from the steps.
         runs_eagerly: Whether the step in eager mode runs.
 
     Raises:
         UsageError: No step is asked for.
     """
 
-    def __init__(self, count: int | None, *, adds_eager_step: bool) -> None:
+    def __init__(
+        self, count: int | None, *, until_evaluation: bool = False, adds_eager_step: bool = False
+    ) -> None:
         if count is not None and count < 1:
             raise UsageError(f"--steps must be 1 or more, got {count}")
-        self.steps: list[Analysis] = []
-        self.loading: Analysis | None = None
+        self.recorded: list[Analysis] = []
         self.runs_eagerly = False
         self._count = count
-        self._adds_eager_step = adds_eager_step
+        self._until_evaluation = until_evaluation
+        self._adds_eager_step = adds_eager_step and not until_evaluation
+        self._left_out = 0
         self._eager_bytes: int | None = None
         self._warm_ups = 0
 
     @property
-    def recorded(self) -> list[Analysis]:
-        """Loading, if there was any, and the steps."""
-        return [*filter(None, (self.loading,)), *self.steps]
+    def steps(self) -> list[Analysis]:
+        """The steps."""
+        return [window for window in self.recorded if find_apart(window) is None]
 
     @property
     def number(self) -> int:
         """The number of the step that runs."""
-        return len(self.steps) + 1 - self._warm_ups
+        return len(self.steps) + self._left_out + 1 - self._warm_ups
 
     @property
     def is_done(self) -> bool:
+        """True once all that was asked for is recorded."""
+        return self._has_steps and (self._is_evaluated or not self._until_evaluation)
+
+    @property
+    def _is_evaluated(self) -> bool:
+        return any(find_apart(each) is Phase.EVALUATION for each in self.recorded)
+
+    @property
+    def _has_steps(self) -> bool:
         """True once all steps asked for are recorded; where none were, three, or two long ones."""
         is_long = any(len(step.graph.operations) > LONG_STEP for step in self.steps)
         return self.number > (self._count or (2 if is_long else 3))
@@ -60,28 +75,40 @@ class Windows:
         """True once no step is to come, in eager mode neither."""
         return self.is_done and not self.runs_eagerly
 
-    def keep(self, step: Analysis) -> None:
-        """Keeps a step, or the peak of the one in eager mode."""
-        if self.runs_eagerly:
-            self._eager_bytes, self.runs_eagerly = step.peak_bytes, False
+    def keep(self, window: Analysis) -> None:
+        """Keeps a window, or the peak of the step in eager mode."""
+        if find_apart(window) is not None:
+            self.recorded.append(window)
             return
-        self.steps.append(step)
-        is_compiled = step.setup.compile == "compiled"
+        if self.runs_eagerly:
+            self._eager_bytes, self.runs_eagerly = window.peak_bytes, False
+            return
+        if self._has_steps and window.peak_bytes <= max(each.peak_bytes for each in self.steps):
+            self._left_out += 1
+            return
+        self.recorded.append(window)
+        is_compiled = window.setup.compile == "compiled"
         self.runs_eagerly = self._adds_eager_step and self.is_done and is_compiled
 
     def call_warm_ups(self) -> None:
         """Calls what has run so far a warm-up, and no step."""
         self._warm_ups = len(self.steps)
-        for index, step in enumerate(self.steps):
-            window = step.setup.window.replace("step", "warm-up")
-            self.steps[index] = replace(step, setup=replace(step.setup, window=window))
+        for index, each in enumerate(self.recorded):
+            window = each.setup.window.replace("step", "warm-up")
+            self.recorded[index] = replace(each, setup=replace(each.setup, window=window))
 
     def describe_running(self) -> str:
         """Describes the step that runs."""
         return "a step in eager mode" if self.runs_eagerly else f"step {self.number}"
 
     def list_notes(self) -> list[str]:
-        """Compares the peaks in eager mode and of compiled code, where both have run."""
-        if self._eager_bytes is None:
-            return []
-        return [compare_peaks(self._eager_bytes, max(step.peak_bytes for step in self.steps))]
+        """Lists notes on steps that are not listed, and on the peak in eager mode."""
+        notes = []
+        if self._until_evaluation and not self._is_evaluated:
+            notes.append("The script ended without an evaluation.")
+        if self._left_out:
+            notes.append(f"{self._left_out} more steps took no more than those listed.")
+        if self._eager_bytes is not None:
+            most = max(step.peak_bytes for step in self.steps)
+            notes.append(compare_peaks(self._eager_bytes, most))
+        return notes

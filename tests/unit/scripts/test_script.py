@@ -766,7 +766,7 @@ def test_backward_of_several_results_ends_a_step(write: Write) -> None:
 def test_a_script_that_loads_alone_is_reported(write: Write) -> None:
     script = write("optimizer = torch.optim.SGD(nn.Linear(512, 512).cuda().parameters(), 0.1)")
     run = fxmem.run(str(script))
-    assert [step.setup.window for step in run.steps] == ["loading"] and run.loading is None
+    assert [step.setup.window for step in run.steps] == ["loading"]
     assert run.largest.peak_bytes == (512 * 512 + 512) * 4
 
 
@@ -914,3 +914,79 @@ def test_loaders_and_optimizers_keep_their_signatures(tmp_path: Path) -> None:
         "torch.ones(1, device='cuda', requires_grad=True).sum().backward()\n"
     )
     assert fxmem.run(str(script)).largest.peak_bytes > 0
+
+
+EVALUATES = """
+model = nn.Linear(1024, 1024, bias=False).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(20):
+    model(torch.ones(2, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step % 5 == 4:
+        with torch.no_grad():
+            results = [model.eval()(torch.ones(4096, 1024, device="cuda")) for _ in range(4)]
+        del results
+        model.train()
+"""
+
+
+def test_an_evaluation_has_a_peak_and_lines_of_its_own(write: Write) -> None:
+    """As trainers collect logits: the first step after an evaluation does not hold them."""
+    script = write(EVALUATES)
+    run = fxmem.run(str(script), until="evaluation")
+    assert [step.setup.window for step in run.steps] == ["step 1", "step 2", "step 3"]
+    assert "2 more steps took no more than those listed." in run.notes
+    evaluation = run.evaluation
+    assert evaluation is not None and evaluation is run.largest
+    assert evaluation.setup.window == "evaluation after step 5"
+    # The weight, four results and the input of the last; workspaces of forward and backward.
+    workspaces = [s.nbytes for s in evaluation.peak.live if s.category is Category.WORKSPACE]
+    size = 4 * 1024**2 + 5 * 4096 * 1024 * 4
+    assert evaluation.peak_bytes == size + sum(workspaces)
+    source = evaluation.peak.source
+    assert source is not None and "results = " in script.read_text().splitlines()[source.line - 1]
+    assert str(run).startswith(f"Peak {format_bytes(evaluation.peak_bytes)} in evaluation of model")
+    assert run.to_dict()["script"]["evaluation"]["name"] == "evaluation after step 5"
+
+
+def test_an_evaluation_before_the_first_step_is_apart_too(write: Write) -> None:
+    """As Lightning tries validation first."""
+    script = write(
+        """
+        model = nn.Linear(64, 64).cuda().eval()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with torch.inference_mode():
+            model(torch.ones(512, 64, device="cuda"))
+        for _ in range(3):
+            model.train()(torch.ones(2, 64, device="cuda")).sum().backward()
+            optimizer.step()
+        """
+    )
+    run = fxmem.run(str(script))
+    names = [window.setup.window for window in run.windows]
+    assert names == ["loading", "evaluation before step 1", "step 1", "step 2", "step 3"]
+
+
+def test_a_model_that_is_not_trained_evaluates_nothing(write: Write) -> None:
+    """As a teacher, or DPO's reference: its forward is part of the step."""
+    script = write(
+        """
+        model, teacher = nn.Linear(64, 64).cuda(), nn.Linear(64, 64).cuda().eval()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            x = torch.ones(2, 64, device="cuda")
+            with torch.no_grad():
+                y = teacher(x)
+            (model(x) - y).sum().backward()
+            optimizer.step()
+        """
+    )
+    run = fxmem.run(str(script), until="evaluation")
+    assert run.evaluation is None and len(run.steps) == 3
+    assert "The script ended without an evaluation." in run.notes
+
+
+def test_until_names_an_evaluation() -> None:
+    with pytest.raises(UsageError, match="--until epochs: write evaluation"):
+        fxmem.run("train.py", until="epochs")
