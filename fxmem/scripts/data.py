@@ -66,14 +66,45 @@ class RealData:
 
     def _load(self, load: Callable[..., Any]) -> Callable[..., Any]:
         def load_to_gpu(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-            device = str(map_location) if isinstance(map_location, str | torch.device) else ""
+            on_gpu: dict[int, Any] = {}  # storages, which live on in what was loaded
+
+            def see_place(storage: Any, place: str) -> Any:
+                if _find_device(map_location, place).startswith("cuda"):
+                    on_gpu[storage._cdata] = None
+                return storage
+
             with run_outside_modes():
-                loaded = load(file, "cpu", *args, **kwargs)
-            if not device.startswith("cuda"):
+                loaded = load(file, see_place, *args, **kwargs)
+            if not on_gpu:
                 return self._recorder.hold(loaded, is_loaded=not kwargs.get("mmap"))
-            return tree_map_only(torch.Tensor, lambda tensor: tensor.cuda(), loaded)
+            return tree_map_only(torch.Tensor, functools.partial(_move, on_gpu), loaded)
 
         return load_to_gpu
+
+
+def _find_device(map_location: Any, place: str) -> str:
+    """Finds the device that ``torch.load`` puts a storage on; a function's is the host."""
+    if isinstance(map_location, dict):
+        return str(map_location.get(place, place))
+    return "cpu" if callable(map_location) else str(map_location or place)
+
+
+def _move(moved: dict[int, Any], tensor: torch.Tensor) -> torch.Tensor:
+    """Moves a tensor with its storage, which others may share, if that is on the GPU."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return tensor.cuda()
+    storage = tensor.untyped_storage()
+    if storage._cdata not in moved:
+        return tensor
+    with torch.no_grad():
+        if moved[storage._cdata] is None:
+            with run_outside_modes():
+                whole = torch.empty(0, dtype=tensor.dtype).set_(storage)
+            moved[storage._cdata] = whole.cuda()
+        made = moved[storage._cdata].as_strided(
+            tensor.size(), tensor.stride(), tensor.storage_offset()
+        )
+    return torch.nn.Parameter(made) if isinstance(tensor, torch.nn.Parameter) else made
 
 
 def _run_real(run: Callable[..., Any]) -> Callable[..., Any]:

@@ -150,6 +150,7 @@ class Session:
                 lambda _: lambda tensor: self._recorder.reads.list_values(tensor),
             ),
             *RealData(self._recorder).list_replacements(),
+            *((kind, "load_state_dict", self._see_resumption) for kind in (nn.Module, Optimizer)),
             *self._moves.list_replacements(),
         ]
         if self._recorder.makes_fakes:
@@ -444,6 +445,19 @@ class Session:
             self._optimizers.append(weakref.ref(optimizer))
 
         return __init__
+
+    def _see_resumption(self, load: Callable[..., Any]) -> Callable[..., Any]:
+        """Calls what ran until a checkpoint was loaded loading, too, if no step has."""
+
+        @functools.wraps(load)
+        def load_state_dict(owner: Any, *args: Any, **kwargs: Any) -> Any:
+            result = load(owner, *args, **kwargs)
+            if self.windows.number == 1 and not (self._has_begun or self._apart):
+                self._apart = Phase.LOADING
+                self._end_apart()
+            return result
+
+        return load_state_dict
 
     def _make_parameter(self, make: Callable[..., Any]) -> Callable[..., Any]:
         def __new__(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
