@@ -30,6 +30,7 @@ from benchmarks.measure import THREADS
 from benchmarks.stamp import put_page, write_stamp
 
 FOLDER = Path(__file__).parent / "jobs"
+_METHOD = (__doc__ or "").partition("\n\n")[2].partition("\n\n")[2].strip().replace("``", "`")
 PHASES = ("loading", "steps", "evaluation")
 
 
@@ -99,8 +100,8 @@ def write_page(rows: list[tuple[Any, ...]]) -> str:
     """Writes the results."""
     headers = ["job", "phase", "measured, bytes", "fxmem, bytes", "differs by"]
     table = tabulate(rows, headers, tablefmt="github", intfmt=",", disable_numparse=[4])
-    command = "python -m benchmarks.job_phases"
-    return f"# Phases of jobs\n\n{__doc__.split(chr(10), 4)[4].strip()}\n\n{table}\n\n{write_stamp(command)}\n"
+    stamp = write_stamp("python -m benchmarks.job_phases")
+    return "\n\n".join(("# Phases of jobs", _METHOD, table, stamp)) + "\n"
 
 
 def main() -> None:

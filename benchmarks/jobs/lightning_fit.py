@@ -43,9 +43,9 @@ class Autoencoder(lightning.LightningModule):
         return torch.optim.Adam(self.parameters(), 1e-3)
 
 
+images = torch.rand(3072, 784)
 with record_function("loading"):
     model = Autoencoder()
-images = torch.rand(3072, 784)
 lightning.Trainer(
     max_epochs=1,
     accelerator="cpu" if device == "cpu" else "gpu",

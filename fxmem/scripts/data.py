@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fxmem.fakes.fake_mode import holds_fakes
 from fxmem.parallelism.process_group import run_outside_modes
+from fxmem.patching import patch
+from fxmem.scripts.reads import find_lines
 from fxmem.scripts.script_recorder import ScriptRecorder
-from fxmem.source import find_source
+from fxmem.tracing.compiled import patch_when_imported
 
 
 class RealData:
@@ -33,6 +39,8 @@ class RealData:
             (torch, "save", self._save),
             (torch, "load", self._load),
             (DataLoader, "__init__", self._see_loader),
+            (torch.UntypedStorage, "data_ptr", _find_storage_address),
+            (torch.Tensor, "data_ptr", _find_address),
         ]
         if self._recorder.makes_fakes:  # but no loader does, with its samplers
             replacements += [
@@ -40,6 +48,26 @@ class RealData:
                 (_BaseDataLoaderIter, "__next__", self._load_batch),
             ]
         return replacements
+
+    def watch_safetensors(self) -> contextlib.AbstractContextManager[None]:
+        """Keeps fake tensors out of files of safetensors, within."""
+        return patch_when_imported("safetensors.torch", self._replace_writers)
+
+    def _replace_writers(self, module: ModuleType) -> contextlib.AbstractContextManager[None]:
+        flatten = next(name for name in ("_flatten_as_ptr", "_flatten") if hasattr(module, name))
+        replaced = {flatten: _flatten_real(getattr(module, flatten))}
+        for name in ("serialize", "serialize_file"):
+            replaced[name] = self._write_nothing(getattr(module, name))
+        return patch({module: replaced})
+
+    def _write_nothing(self, write: Callable[..., Any]) -> Callable[..., Any]:
+        def write_or_note(flat: Any, *args: Any, **kwargs: Any) -> Any:
+            if flat is not None:
+                return write(flat, *args, **kwargs)
+            self._note_unwritten("safetensors")
+            return b""
+
+        return write_or_note
 
     def _see_loader(self, init: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(init)  # Lightning reads the names of the arguments to make it again
@@ -56,13 +84,17 @@ class RealData:
     def _save(self, save: Callable[..., Any]) -> Callable[..., Any]:
         def save_real(saved: Any, *args: Any, **kwargs: Any) -> None:
             if holds_fakes(saved):
-                at = find_source()
-                note = f"torch.save at {at} wrote nothing: its tensors have no values."
-                self._recorder.notes[note] = None
+                self._note_unwritten("torch.save")
                 return
             save(saved, *args, **kwargs)
 
         return save_real
+
+    def _note_unwritten(self, function: str) -> None:
+        lines = find_lines(sys._getframe(1))
+        at = f" at {lines[0]}" if lines else ""
+        note = f"{function}{at} wrote nothing: its tensors have no values."
+        self._recorder.notes[note] = None
 
     def _load(self, load: Callable[..., Any]) -> Callable[..., Any]:
         def load_to_gpu(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -80,6 +112,26 @@ class RealData:
             return tree_map_only(torch.Tensor, functools.partial(_move, on_gpu), loaded)
 
         return load_to_gpu
+
+
+def _flatten_real(flatten: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda tensors, *args: None if holds_fakes(tensors) else flatten(tensors, *args)
+
+
+def _find_storage_address(read: Callable[..., int]) -> Callable[..., int]:
+    """Gives storages without memory an address each, by which others find shared weights."""
+    return lambda storage: storage._cdata if storage.device.type == "meta" else read(storage)
+
+
+def _find_address(read: Callable[..., int]) -> Callable[..., int]:
+    def find_address(tensor: torch.Tensor) -> int:
+        if not isinstance(tensor, FakeTensor):
+            return read(tensor)
+        with torch._C.DisableTorchFunction():
+            offset = int(tensor.storage_offset()) * tensor.element_size()
+            return int(tensor.untyped_storage()._cdata) + offset
+
+    return find_address
 
 
 def _find_device(map_location: Any, place: str) -> str:

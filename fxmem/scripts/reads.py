@@ -145,7 +145,7 @@ class ReadLog:
 
     def note(self, value: object, *, decides: bool = False) -> None:
         """Notes the line that runs: the script's own, and the library's where one reads for it."""
-        lines = _find_lines(sys._getframe(1))
+        lines = find_lines(sys._getframe(1))
         if lines is None:
             return
         if lines not in self.reads or decides:
@@ -177,7 +177,7 @@ def _find_asker(frame: FrameType | None, file: str) -> FrameType | None:
     return None
 
 
-def _find_lines(frame: FrameType | None) -> Lines | None:
+def find_lines(frame: FrameType | None) -> Lines | None:
     """Finds the innermost line of the user's own files, and of a library that they called."""
     installed = None
     while frame is not None:

@@ -142,6 +142,7 @@ class Session:
             register_optimizer_step_pre_hook(self._begin_optimizer),
             register_optimizer_step_post_hook(self._end_optimizer),
         )
+        data = RealData(self._recorder)
         replacements: list[tuple[Any, str, Any]] = [
             (Optimizer, "__init__", self._see_optimizer),
             (
@@ -149,7 +150,7 @@ class Session:
                 "tolist",
                 lambda _: lambda tensor: self._recorder.reads.list_values(tensor),
             ),
-            *RealData(self._recorder).list_replacements(),
+            *data.list_replacements(),
             *((kind, "load_state_dict", self._see_resumption) for kind in (nn.Module, Optimizer)),
             *self._moves.list_replacements(),
         ]
@@ -158,7 +159,7 @@ class Session:
         patches: dict[Any, dict[str, Any]] = {}
         for owner, name, make in replacements:
             patches.setdefault(owner, {})[name] = make(getattr(owner, name))
-        with patch(patches):
+        with patch(patches), data.watch_safetensors():
             torch.__future__.set_swap_module_params_on_conversion(True)
             try:
                 yield

@@ -42,6 +42,7 @@ class Windows:
         self._until_evaluation = until_evaluation
         self._adds_eager_step = adds_eager_step and not until_evaluation
         self._left_out = 0
+        self._is_evaluated = False
         self._eager_bytes: int | None = None
         self._warm_ups = 0
 
@@ -61,10 +62,6 @@ class Windows:
         return self._has_steps and (self._is_evaluated or not self._until_evaluation)
 
     @property
-    def _is_evaluated(self) -> bool:
-        return any(find_apart(each) is Phase.EVALUATION for each in self.recorded)
-
-    @property
     def _has_steps(self) -> bool:
         """True once all steps asked for are recorded; where none were, three, or two long ones."""
         is_long = any(len(step.graph.operations) > LONG_STEP for step in self.steps)
@@ -79,6 +76,7 @@ class Windows:
         """Keeps a window, or the peak of the step in eager mode."""
         if find_apart(window) is not None:
             self.recorded.append(window)
+            self._is_evaluated |= find_apart(window) is Phase.EVALUATION and bool(self.steps)
             return
         if self.runs_eagerly:
             self._eager_bytes, self.runs_eagerly = window.peak_bytes, False

@@ -95,6 +95,7 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("torch.cuda.amp.common", "amp_definitely_not_available", _SHOW),
     ("torch.nn.modules.module.Module", "load_state_dict", "see a script resume"),
     ("torch.optim.optimizer.Optimizer", "load_state_dict", "see a script resume"),
+    ("torch.storage.UntypedStorage", "data_ptr", "tell fake tensors that share memory"),
     ("torch.Tensor", "record_stream __new__", _SHOW),
     ("torch.Tensor", "_make_subclass", "make a tensor of a subclass of a fake one"),
     ("torch.Tensor", "_make_wrapper_subclass", "show fake tensors as on the GPU"),

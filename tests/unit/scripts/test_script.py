@@ -990,3 +990,63 @@ def test_a_model_that_is_not_trained_evaluates_nothing(write: Write) -> None:
 def test_until_names_an_evaluation() -> None:
     with pytest.raises(UsageError, match="--until epochs: write evaluation"):
         fxmem.run("train.py", until="epochs")
+
+
+RESUMES = """
+model = nn.Linear(1024, 1024, bias=False).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+saved = torch.load(sys.argv[1], **PLACE)
+is_on_gpu = saved["model"]["weight"].is_cuda and saved["tied"].is_cuda
+print(is_on_gpu, torch.cuda.memory_allocated())
+model.load_state_dict(saved["model"])
+del saved
+for _ in range(3):
+    model(torch.ones(2, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "copies"),
+    [("{}", 2), ("{'map_location': 'cuda'}", 2), ("{'map_location': {'cuda:0': 'cpu'}}", 1)],
+)
+def test_a_checkpoint_is_loaded_where_it_was_saved(
+    write: Write,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    place: str,
+    copies: int,
+) -> None:
+    """As examples/imagenet/main.py resumes; the weights that two names share are there once."""
+    weight = torch.ones(1024, 1024)
+    with monkeypatch.context() as patches:
+        patches.setattr("torch.serialization.location_tag", lambda _storage: "cuda:0")
+        torch.save({"model": {"weight": weight}, "tied": weight.t()}, tmp_path / "saved.pt")
+    run = fxmem.run(str(write(RESUMES.replace("PLACE", place))), [str(tmp_path / "saved.pt")])
+    size = 1024 * 1024 * 4
+    assert capfd.readouterr().out.split() == [str(copies == 2), str(copies * size)]
+    assert run.loading is not None and run.loading.peak_bytes == copies * size
+    assert [each.setup.window for each in run.windows][:2] == ["loading", "loading"]
+    assert size <= min(run.steps[0].profile.live_bytes) < 1.01 * size
+
+
+def test_a_model_is_saved_as_on_a_gpu_but_not_written(write: Write, tmp_path: Path) -> None:
+    """As ``save_pretrained`` of transformers and ``save_state`` of accelerate save."""
+    script = write(
+        """
+        from safetensors.torch import save_file, save_model
+        model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).cuda()
+        model[1].weight = model[0].weight
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            model(torch.ones(2, 64, device="cuda")).sum().backward()
+            optimizer.step()
+            save_model(model, sys.argv[1])
+            save_file({"kept": torch.ones(2)}, sys.argv[1] + ".real")
+        """
+    )
+    path = tmp_path / "model.safetensors"
+    run = fxmem.run(str(script), [str(path)])
+    assert not path.exists() and path.with_suffix(".safetensors.real").exists()
+    assert [note for note in run.notes if note.startswith("safetensors at train.py:")]

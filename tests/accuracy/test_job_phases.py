@@ -1,0 +1,14 @@
+"""Phases of jobs that resume, evaluate and save, against PyTorch's profiler."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.job_phases import compare_job
+
+
+@pytest.mark.parametrize("name", ["plain", "trainer"])
+def test_phases_take_what_they_really_take(name: str) -> None:
+    measured, found = compare_job(name)
+    assert measured["evaluation"] > measured["loading"] > 0
+    assert found == pytest.approx(measured, rel=1e-4)
