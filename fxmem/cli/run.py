@@ -56,6 +56,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         choices=["evaluation"],
         help="go on until the script has evaluated its model; of more steps, larger ones are kept",
     )
+    parser.add_argument(
+        "--fullest",
+        action="store_true",
+        help="read the loader of the steps to its end, and give them its largest batches",
+    )
     add_count(
         parser,
         "--world-size",
@@ -77,8 +82,8 @@ def run_command(arguments: argparse.Namespace) -> int:
     progress = Progress()
     details = lambda: progress.describe()  # noqa: E731 - another one, once the script runs
     shown = show_progress(f"running {arguments.script}", details=details)
-    names = "is_module steps until device gpu attention alloc_conf compile world_size rank".split()
-    names.append("activation_memory_budget")
+    names = "is_module steps until fullest device gpu attention alloc_conf compile".split()
+    names += ["activation_memory_budget", "world_size", "rank"]
     try:
         with shown, contextlib.redirect_stdout(sys.stderr):
             run = fxmem.run(

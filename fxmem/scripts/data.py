@@ -18,6 +18,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from fxmem.fakes.fake_mode import holds_fakes
 from fxmem.parallelism.process_group import run_outside_modes
 from fxmem.patching import patch
+from fxmem.scripts.batches import FullestBatches
 from fxmem.scripts.reads import find_lines
 from fxmem.scripts.script_recorder import ScriptRecorder
 from fxmem.tracing.compiled import patch_when_imported
@@ -28,10 +29,12 @@ class RealData:
 
     Args:
         recorder: Records the operators, and notes what was not written.
+        batches: Chooses the batches of the steps; None for the loader's own.
     """
 
-    def __init__(self, recorder: ScriptRecorder) -> None:
+    def __init__(self, recorder: ScriptRecorder, batches: FullestBatches | None) -> None:
         self._recorder = recorder
+        self._batches = batches
 
     def list_replacements(self) -> list[tuple[Any, str, Callable[..., Any]]]:
         """Lists owners, names, and functions that make a replacement of the function there."""
@@ -43,11 +46,14 @@ class RealData:
             (torch.Tensor, "data_ptr", _find_address),
         ]
         if self._recorder.makes_fakes:  # but no loader does, with its samplers
-            replacements += [
-                (DataLoader, "__iter__", _run_real),
-                (_BaseDataLoaderIter, "__next__", self._load_batch),
-            ]
+            replacements.append((_BaseDataLoaderIter, "__next__", self._load_batch))
+        if self._recorder.makes_fakes or self._batches is not None:
+            replacements.append((DataLoader, "__iter__", self._iterate))
         return replacements
+
+    def _iterate(self, iterate: Callable[..., Any]) -> Callable[..., Any]:
+        run = _run_real(iterate) if self._recorder.makes_fakes else iterate
+        return run if self._batches is None else self._batches.replace_iteration(run)
 
     def watch_safetensors(self) -> contextlib.AbstractContextManager[None]:
         """Keeps fake tensors out of files of safetensors, within."""
@@ -78,8 +84,14 @@ class RealData:
         return __init__
 
     def _load_batch(self, load: Callable[..., Any]) -> Callable[..., Any]:
-        run = _run_real(load)
-        return lambda iterator: self._recorder.hold(run(iterator))
+        run, batches = _run_real(load), self._batches
+
+        def load_batch(iterator: Any) -> Any:
+            batch = run(iterator)
+            is_reading = batches is not None and batches.is_reading
+            return batch if is_reading else self._recorder.hold(batch)
+
+        return load_batch
 
     def _save(self, save: Callable[..., Any]) -> Callable[..., Any]:
         def save_real(saved: Any, *args: Any, **kwargs: Any) -> None:

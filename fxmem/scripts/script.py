@@ -26,6 +26,7 @@ def run(
     is_module: bool = False,
     steps: int | None = None,
     until: str | None = None,
+    fullest: bool = False,
     device: str = "cuda",
     gpu: str | None = None,
     attention: str | None = None,
@@ -53,6 +54,8 @@ def run(
         is_module: Whether ``script`` names a module, as for ``python -m``.
         steps: How many steps to record; by default three, or two of more than 100,000 operators.
         until: ``"evaluation"`` to go on until the script has evaluated its model, too.
+        fullest: Whether to read the loader that the steps draw from to its end, without a model,
+            and give them its largest batches.
         device: ``"cuda"``; or ``"cpu"``, for a script that finds no GPU and trains on the CPU.
         gpu: As for :func:`analyze`.
         attention: As for :func:`analyze`.
@@ -78,7 +81,7 @@ def run(
     if until not in (None, *UNTIL):
         raise UsageError(f"--until {until}: write {' or '.join(UNTIL)}")
     windows = Windows(steps, until_evaluation=until is not None, adds_eager_step=True)
-    session = Session(options, windows, launcher)
+    session = Session(options, windows, launcher, takes_fullest=fullest)
     if progress is not None:
         progress.describe = session.describe_progress
     try:

@@ -8,6 +8,7 @@ the CPU as the target, where it makes them.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -59,6 +60,7 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         reads: The lines that read values.
         makes_fakes: Tensors that are made of nothing are fake, whatever their device.
         in_model: A module runs: its routing of tokens to experts is assumed, and no read.
+        see_move: Is called with real tensors that are copied to the GPU.
     """
 
     def __init__(self, target: Backend, hints: SizeHints) -> None:
@@ -66,6 +68,7 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         self.reads = ReadLog()
         self.makes_fakes = self.ledger.counts_own = target.device == _HOST
         self.in_model = False
+        self.see_move: Callable[[Tensor], None] = lambda _tensor: None
         self._device = target.device
 
     def begin_step(self) -> None:
@@ -206,6 +209,7 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
     def _move(self, tensor: Tensor, kwargs: dict[str, Any]) -> Tensor:
         """Copies a real tensor to the GPU: a fake there, with the value of a small one."""
         refuse_sparse([tensor])
+        self.see_move(tensor)
         dtype = kwargs.get("dtype") or tensor.dtype
         with no_dispatch():
             strides = torch.empty_like(tensor, device="meta").stride()

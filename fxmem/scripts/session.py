@@ -36,6 +36,7 @@ from fxmem.patching import count_left, hold_process, patch
 from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.autograd import watch_engine
 from fxmem.recording.saves import hook_saves, watch_saved
+from fxmem.scripts.batches import FullestBatches
 from fxmem.scripts.data import RealData
 from fxmem.scripts.launchers import Launcher
 from fxmem.scripts.moves import Moves
@@ -69,6 +70,7 @@ class Session:
     Args:
         options: The target device and what is assumed of it.
         windows: Keeps what is recorded, and says when that is enough.
+        takes_fullest: Whether the steps get the largest batches of their loader.
         launcher: Names what runs, and counts the GPUs.
         keeps_real: Whether modules that are moved get their real tensors back in the end.
     """
@@ -79,6 +81,7 @@ class Session:
         windows: Windows,
         launcher: Launcher,
         *,
+        takes_fullest: bool = False,
         keeps_real: bool = False,
     ) -> None:
         check_release()
@@ -99,6 +102,9 @@ class Session:
         found = gc.get_objects() if keeps_real else ()
         self._earlier = [each for each in found if issubclass(type(each), Optimizer)]
         self._kept_states: list[tuple[Optimizer, dict[Any, Any]]] = []
+        self._batches = FullestBatches(windows, self._recorder.hold) if takes_fullest else None
+        if self._batches is not None:
+            self._recorder.see_move = self._batches.see_move
         self._moves = Moves(options.target, self._tracer.run_move, keeps_real=keeps_real)
 
     # -- the run -------------------------------------------------------------------------------
@@ -142,7 +148,7 @@ class Session:
             register_optimizer_step_pre_hook(self._begin_optimizer),
             register_optimizer_step_post_hook(self._end_optimizer),
         )
-        data = RealData(self._recorder)
+        data = RealData(self._recorder, self._batches)
         replacements: list[tuple[Any, str, Any]] = [
             (Optimizer, "__init__", self._see_optimizer),
             (
@@ -249,6 +255,8 @@ class Session:
             done = not windows.steps or not self._optimizers or bool(self._stepped)
             number = windows.number
             name = f"step {number}" if done else f"after step {number - 1}"
+            if done and windows.batch:
+                name += f", {windows.batch}"
             windows.keep(self._describe_window(name, None))
             if windows.runs_eagerly:
                 self._enter(force_eager(torch._dynamo))

@@ -26,6 +26,8 @@ class Windows:
     Attributes:
         recorded: The analysis of each: a step, or what ran apart from the steps.
         runs_eagerly: Whether the step in eager mode runs.
+        batch: The batch that the step has, where it was chosen.
+        notes: On the batches that were chosen.
 
     Raises:
         UsageError: No step is asked for.
@@ -38,6 +40,8 @@ class Windows:
             raise UsageError(f"--steps must be 1 or more, got {count}")
         self.recorded: list[Analysis] = []
         self.runs_eagerly = False
+        self.batch = ""
+        self.notes: list[str] = []
         self._count = count
         self._until_evaluation = until_evaluation
         self._adds_eager_step = adds_eager_step and not until_evaluation
@@ -88,6 +92,10 @@ class Windows:
         is_compiled = window.setup.compile == "compiled"
         self.runs_eagerly = self._adds_eager_step and self.is_done and is_compiled
 
+    def expect(self, count: int) -> None:
+        """Asks for so many steps, where no number was given."""
+        self._count = self._count or count
+
     def call_warm_ups(self) -> None:
         """Calls what has run so far a warm-up, and no step."""
         self._warm_ups = len(self.steps)
@@ -101,7 +109,7 @@ class Windows:
 
     def list_notes(self) -> list[str]:
         """Lists notes on steps that are not listed, and on the peak in eager mode."""
-        notes = []
+        notes = [*self.notes]
         if self._until_evaluation and not self._is_evaluated:
             notes.append("The script ended without an evaluation.")
         if self._left_out:

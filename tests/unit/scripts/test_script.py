@@ -1050,3 +1050,56 @@ def test_a_model_is_saved_as_on_a_gpu_but_not_written(write: Write, tmp_path: Pa
     run = fxmem.run(str(script), [str(path)])
     assert not path.exists() and path.with_suffix(".safetensors.real").exists()
     assert [note for note in run.notes if note.startswith("safetensors at train.py:")]
+
+
+PADS = """
+def collate(rows):
+    return {"x": torch.stack([row[: int(rows[0][0])] for row in rows])}
+
+lengths = [8, 16, 8, 32, 64, 8, 16, 8, 8, 8]
+rows = [torch.tensor([length] * 64) for length in lengths for _ in range(2)]
+model = nn.Linear(1, 512).to(sys.argv[1])
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+loader = torch.utils.data.DataLoader(rows, 2, collate_fn=collate)
+if "accelerate" in sys.argv:
+    from accelerate import Accelerator
+    loader = Accelerator(cpu=sys.argv[1] == "cpu").prepare(loader)
+for batch in loader:
+    model(batch["x"].to(sys.argv[1]).unsqueeze(-1).float()).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("arguments", [["cuda"], ["cuda", "accelerate"], ["cpu"]])
+def test_the_fullest_batches_of_a_loader_are_its_steps(write: Write, arguments: list[str]) -> None:
+    """Accelerate's loaders draw a batch ahead."""
+    run = fxmem.run(str(write(PADS)), arguments, device=arguments[0], fullest=True)
+    notes = [note for note in run.notes if "batch" in note or "them" in note]
+    assert notes == [
+        "Of the loader's 10 batches the fullest is batch 5: x 2x64.",
+        "Half of them are no larger than batch 9: x 2x8.",
+        "90 % of them are no larger than batch 4: x 2x32.",
+        "99 % of them are no larger than batch 4: x 2x32.",
+    ]
+    numbers = [int(step.setup.window.partition(", batch ")[2].split()[0]) for step in run.steps]
+    assert numbers[-1] == 5 and sorted(set(numbers)) == [4, 5, 9]
+    sizes = {4: 32, 5: 64, 9: 8}
+    for number, step in zip(numbers, run.steps, strict=True):
+        assert [s for s in step.graph.storages if s.shape == (2, sizes[number], 512)]
+
+
+def test_batches_of_one_size_are_said_to_be_so(write: Write) -> None:
+    script = write(
+        """
+        model = nn.Linear(4, 4).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(9):
+            for x in torch.utils.data.DataLoader(torch.ones(8, 4), 4):
+                model(x.cuda()).sum().backward()
+                optimizer.step()
+        """
+    )
+    run = fxmem.run(str(script), fullest=True)
+    assert "The loader's 2 batches are all of one size." in run.notes
+    assert run.steps[0].setup.window == "step 1, batch 1 of 2"
