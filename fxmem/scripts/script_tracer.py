@@ -27,6 +27,7 @@ from fxmem.fakes.fake_mode import find_inner, find_kind
 from fxmem.fakes.stand_ins import stand_in
 from fxmem.graph import Category
 from fxmem.parallelism.wrapping import iterate_unsharded
+from fxmem.scripts.repeats.left_out import LeftOutCalls
 from fxmem.scripts.repeats.micro_batches import MicroBatches
 from fxmem.scripts.script_recorder import ScriptRecorder
 from fxmem.source import is_user_file
@@ -58,6 +59,7 @@ class ScriptTracer(Tracer):
         device: Where the script's fake tensors lie.
         see_model: Is called with a module that has parameters, before it runs, if no other module
             calls it.
+        leaves_out: Returns whether models that were recorded need not run again.
 
     Attributes:
         roots: The modules that the script calls, by the name that it has for each.
@@ -68,6 +70,7 @@ class ScriptTracer(Tracer):
         recorder: ScriptRecorder,
         device: torch.device,
         see_model: Callable[[nn.Module], None],
+        leaves_out: Callable[[], bool],
     ) -> None:
         super().__init__(nn.Module(), recorder)
         self._see_model = see_model
@@ -76,6 +79,7 @@ class ScriptTracer(Tracer):
         self._target_device = device
         self._names: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
         self.micro_batches = MicroBatches(recorder, lambda: self._log, self.be_silent)
+        self.left_out = LeftOutCalls(recorder, leaves_out, self.be_silent)
         self.begin_window()
 
     def begin_window(self) -> None:
@@ -170,10 +174,12 @@ class ScriptTracer(Tracer):
                 self._label_inputs(module, args, kwargs)
             made = f"{self._scopes[-1]}.{type(module).__name__}".strip(".")
             scope = made if fqn is None else fqn
-            if has_parameters and is_outermost and not self._recorder.makes_fakes:
-                enter = functools.partial(self._enter, scope, run, args, kwargs)
-                return self.micro_batches.call(enter, module, (args, kwargs))
-            return self._enter(scope, run, args, kwargs)
+            enter = functools.partial(self._enter, scope, run, args, kwargs)
+            if not (has_parameters and is_outermost):
+                return enter()
+            if not self._recorder.makes_fakes:
+                enter = functools.partial(self.micro_batches.call, enter, module, (args, kwargs))
+            return self.left_out.call(enter, module, (args, kwargs))
 
         return call_module
 

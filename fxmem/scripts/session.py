@@ -91,7 +91,12 @@ class Session:
         self._noted: Mapping[str, None] = {}
         self._launcher = launcher
         self._recorder = ScriptRecorder(options.target, options.hints)
-        self._tracer = ScriptTracer(self._recorder, options.target.device, self._begin_model)
+        self._tracer = ScriptTracer(
+            self._recorder,
+            options.target.device,
+            self._begin_model,
+            leaves_out=lambda: windows.leaves_out,
+        )
         self._recorder.add_node = self._tracer.add_compiled
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._stepped: Counter[int] = Counter()
@@ -346,6 +351,7 @@ class Session:
             self._tracer.micro_batches.begin_backward(tree_leaves(args[0]))
             result = run(*args, **kwargs)
         self._tracer.micro_batches.end_backward()
+        self._tracer.left_out.end_backward()
         trained = self._tracer.label_modules()
         for optimizer in [o for o in self._earlier if _trains(o, trained)]:
             self._earlier.remove(optimizer)
@@ -403,6 +409,7 @@ class Session:
         if evaluates and not has_begun and self._trains(model):
             self._begin()
             self._end_apart()
+            self._end_rest()
             self._apart = Phase.EVALUATION
         else:
             self._begin_step()
@@ -437,6 +444,18 @@ class Session:
             self._begin_window()
         if apart is Phase.EVALUATION:
             self._begin()
+
+    def _end_rest(self) -> None:
+        """Keeps what ran since the last step apart from an evaluation."""
+        if len(self._recorder.operations) == 1:
+            return
+        number = self.windows.number
+        name, apart = f"after step {number - 1}", None
+        if number == 1:
+            name, apart = Phase.LOADING.value, Phase.LOADING
+        with self._recorder.ledger.lock:
+            self.windows.see_rest(self._describe_window(name, apart))
+            self._begin_window()
 
     def _trains(self, model: nn.Module) -> bool:
         """Returns whether an optimizer has parameters of a model."""

@@ -45,10 +45,10 @@ class Windows:
         self._count = count
         self._until_evaluation = until_evaluation
         self._adds_eager_step = adds_eager_step and not until_evaluation
-        self._left_out = 0
+        self._ended = self._left_out = 0
         self._is_evaluated = False
+        self._rest: Analysis | None = None
         self._eager_bytes: int | None = None
-        self._warm_ups = 0
 
     @property
     def steps(self) -> list[Analysis]:
@@ -58,12 +58,17 @@ class Windows:
     @property
     def number(self) -> int:
         """The number of the step that runs."""
-        return len(self.steps) + self._left_out + 1 - self._warm_ups
+        return self._ended + 1
 
     @property
     def is_done(self) -> bool:
         """True once all that was asked for is recorded."""
         return self._has_steps and (self._is_evaluated or not self._until_evaluation)
+
+    @property
+    def leaves_out(self) -> bool:
+        """True for a step that is not reported, if it is like one that was."""
+        return self._has_steps and self._until_evaluation
 
     @property
     def _has_steps(self) -> bool:
@@ -79,18 +84,27 @@ class Windows:
     def keep(self, window: Analysis) -> None:
         """Keeps a window, or the peak of the step in eager mode."""
         if find_apart(window) is not None:
+            rest, self._rest = self._rest, None
+            around = [window.peak_bytes, *[each.peak_bytes for each in self.recorded]]
+            if rest is not None and rest.peak_bytes > max(around):
+                self.recorded.append(rest)
             self.recorded.append(window)
             self._is_evaluated |= find_apart(window) is Phase.EVALUATION and bool(self.steps)
             return
         if self.runs_eagerly:
             self._eager_bytes, self.runs_eagerly = window.peak_bytes, False
             return
-        if self._has_steps and window.peak_bytes <= max(each.peak_bytes for each in self.steps):
+        has_steps, self._ended = self._has_steps, self._ended + 1
+        if has_steps and window.peak_bytes <= max(each.peak_bytes for each in self.steps):
             self._left_out += 1
             return
         self.recorded.append(window)
         is_compiled = window.setup.compile == "compiled"
         self.runs_eagerly = self._adds_eager_step and self.is_done and is_compiled
+
+    def see_rest(self, window: Analysis) -> None:
+        """Sees what ran before an evaluation, which is kept if it took more than all around it."""
+        self._rest = window
 
     def expect(self, count: int) -> None:
         """Asks for so many steps, where no number was given."""
@@ -98,7 +112,7 @@ class Windows:
 
     def call_warm_ups(self) -> None:
         """Calls what has run so far a warm-up, and no step."""
-        self._warm_ups = len(self.steps)
+        self._ended = 0
         for index, each in enumerate(self.recorded):
             window = each.setup.window.replace("step", "warm-up")
             self.recorded[index] = replace(each, setup=replace(each.setup, window=window))
@@ -113,7 +127,10 @@ class Windows:
         if self._until_evaluation and not self._is_evaluated:
             notes.append("The script ended without an evaluation.")
         if self._left_out:
-            notes.append(f"{self._left_out} more steps took no more than those listed.")
+            notes.append(
+                f"{self._left_out} more steps are not listed: on inputs of sizes that were recorded"
+                " models did not run again, and no other took more."
+            )
         if self._eager_bytes is not None:
             most = max(step.peak_bytes for step in self.steps)
             notes.append(compare_peaks(self._eager_bytes, most))

@@ -284,7 +284,7 @@ class MicroBatches:
         needs_grad = [each.requires_grad for each in outputs if isinstance(each, Output)]
         with self._be_silent():
             made = recorder.make_unseen(
-                lambda: _StandIn.make(make_outputs(recorder, outputs), needs_grad, finish)
+                lambda: StandIn.make(make_outputs(recorder, outputs), needs_grad, finish)
             )
         call.tensors = []
         return tree_unflatten(answer_call(recorder, log, outputs, made), batch.structure)
@@ -295,8 +295,8 @@ def _collects(module: nn.Module) -> bool:
     return not torch.is_grad_enabled() and any(each._forward_hooks for each in module.modules())
 
 
-class _StandIn(torch.autograd.Function):
-    """A model that was left out: backward records the copy of its own."""
+class StandIn(torch.autograd.Function):
+    """A model that was left out, whose backward runs a function."""
 
     @classmethod
     def make(cls, made: list[Tensor], needs_grad: list[bool], finish: Any) -> tuple[Tensor, ...]:

@@ -936,7 +936,7 @@ def test_an_evaluation_has_a_peak_and_lines_of_its_own(write: Write) -> None:
     script = write(EVALUATES)
     run = fxmem.run(str(script), until="evaluation")
     assert [step.setup.window for step in run.steps] == ["step 1", "step 2", "step 3"]
-    assert "2 more steps took no more than those listed." in run.notes
+    assert [note for note in run.notes if note.startswith("2 more steps are not listed: on inputs")]
     evaluation = run.evaluation
     assert evaluation is not None and evaluation is run.largest
     assert evaluation.setup.window == "evaluation after step 5"
@@ -948,6 +948,43 @@ def test_an_evaluation_has_a_peak_and_lines_of_its_own(write: Write) -> None:
     assert source is not None and "results = " in script.read_text().splitlines()[source.line - 1]
     assert str(run).startswith(f"Peak {format_bytes(evaluation.peak_bytes)} in evaluation of model")
     assert run.to_dict()["script"]["evaluation"]["name"] == "evaluation after step 5"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_models_do_not_run_again_until_an_evaluation(
+    write: Write, device: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Gradients that a script zeroes before its next step are there in an evaluation."""
+    script = write(
+        """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.used, self.unused = nn.Linear(512, 512), nn.Linear(512, 512)
+            def forward(self, x):
+                print("a call")
+                return {"result": self.used(x), "size": len(x)}
+        model = Net().to(sys.argv[1])
+        optimizer = torch.optim.AdamW(model.parameters())
+        for step in range(20):
+            optimizer.zero_grad()
+            for rows in (8, 8) if step != 15 else (8, 16):
+                out = model(torch.randn(rows, 512).to(sys.argv[1]))
+                out["result"].square().sum().div(out["size"]).backward()
+            optimizer.step()
+        with torch.no_grad():
+            model.eval()(torch.randn(64, 512).to(sys.argv[1]))
+        """
+    )
+    run = fxmem.run(str(script), [device], device=device, until="evaluation", steps=1)
+    # Two of the first step, one of the sizes of another, and the evaluation.
+    assert capfd.readouterr().out.count("a call") == 2 + 1 + 1
+    evaluation = run.evaluation
+    assert evaluation is not None and evaluation.setup.window == "evaluation after step 20"
+    shapes = [s.shape for s in evaluation.peak.live if s.category is Category.GRADIENT]
+    assert sorted(shapes, key=len) == [(512,), (512, 512)] or (1, 512) in shapes
+    states = [s for s in evaluation.peak.live if s.category is Category.OPTIMIZER_STATE]
+    assert len([s for s in states if s.shape == (512, 512)]) == 2
 
 
 def test_an_evaluation_before_the_first_step_is_apart_too(write: Write) -> None:

@@ -1,0 +1,121 @@
+"""Training calls of a model that are left out, as it was recorded with inputs of these sizes.
+
+Between the steps that are reported and an evaluation, a step has no reader: its model is answered
+with results of the sizes that were recorded, and backward makes the gradients alone. Optimizers
+step as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from fxmem.recording.recorder import Recorder
+from fxmem.scripts.repeats.call_state import PLAIN
+from fxmem.scripts.repeats.micro_batches import StandIn
+from fxmem.tracing.conditions import read_context
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+
+    def make(self) -> Tensor:
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
+
+
+class LeftOutCalls:
+    """Answers training calls whose sizes were recorded, while that is wanted.
+
+    Args:
+        recorder: Records the operators.
+        is_wanted: Returns whether the step that runs has no reader.
+        be_silent: Makes no nodes of what runs within.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        is_wanted: Callable[[], bool],
+        be_silent: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._recorder = recorder
+        self._is_wanted = is_wanted
+        self._be_silent = be_silent
+        self._known: dict[Any, tuple[list[Any], TreeSpec]] = {}
+        self._called: list[nn.Module] = []
+        self._untrained: set[int] = set()
+
+    def call(self, run: Callable[[], Any], module: nn.Module, arguments: Any) -> Any:
+        """Calls a model, or answers as it would."""
+        if not (torch.is_grad_enabled() and module.training):
+            return run()
+        with torch._C.DisableTorchFunction():
+            key = _read_key(module, arguments)
+        if key in self._known and self._is_wanted():
+            return self._answer(module, *self._known[key])
+        result = run()
+        if key is not None:
+            leaves, structure = tree_flatten(result)
+            with torch._C.DisableTorchFunction():
+                outputs = [_describe(leaf) for leaf in leaves]
+            if NotImplemented not in outputs and any(isinstance(each, _Tensor) for each in outputs):
+                self._known[key] = outputs, structure
+        self._called.append(module)
+        return result
+
+    def end_backward(self) -> None:
+        """Notes which parameters of the models that ran got no gradient."""
+        for module in self._called:
+            for parameter in module.parameters():
+                if parameter.grad is None:
+                    self._untrained.add(id(parameter))
+        self._called.clear()
+
+    def _answer(self, module: nn.Module, outputs: list[Any], structure: TreeSpec) -> Any:
+        parameters = [each for each in module.parameters() if id(each) not in self._untrained]
+
+        def finish(*_gradients: Tensor) -> None:
+            for parameter in parameters:
+                if parameter.requires_grad and parameter.grad is None:
+                    parameter.grad = torch.empty_like(parameter)
+
+        needs_grad = [each.requires_grad for each in outputs if isinstance(each, _Tensor)]
+        with self._be_silent():
+            made = [each.make() for each in outputs if isinstance(each, _Tensor)]
+            anchor = self._recorder.make_unseen(lambda: torch.empty_like(made[0]).requires_grad_())
+            apply: Any = StandIn.apply
+            tensors = iter(apply(anchor, made, needs_grad, finish))
+        leaves = [next(tensors) if isinstance(each, _Tensor) else each for each in outputs]
+        return tree_unflatten(leaves, structure)
+
+
+def _read_key(module: nn.Module, arguments: Any) -> Any:
+    """Reads what decides over a call; None where what it does is to be seen."""
+    leaves, structure = tree_flatten(arguments)
+    described = [_describe(leaf) for leaf in leaves]
+    needs_grad = any(isinstance(each, _Tensor) and each.requires_grad for each in described)
+    if torch.distributed.is_initialized() or needs_grad or NotImplemented in described:
+        return None
+    for each in module.modules():
+        if each._forward_hooks or each._forward_pre_hooks or each._backward_hooks:
+            return None
+    if any(each._post_accumulate_grad_hooks for each in module.parameters()):
+        return None
+    return id(module), str(structure), tuple(described), repr(read_context())
+
+
+def _describe(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf if isinstance(leaf, PLAIN) else NotImplemented
+    return _Tensor(tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad)
