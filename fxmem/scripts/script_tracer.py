@@ -86,6 +86,7 @@ class ScriptTracer(Tracer):
         """Begins with no nodes."""
         self._log = NodeLog(self.model)
         self.micro_batches.forget()
+        self.left_out.begin_window()
 
     # -- functions -----------------------------------------------------------------------------
 

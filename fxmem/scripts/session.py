@@ -255,8 +255,13 @@ class Session:
         return ScriptRun(windows, reads, notes, partial)
 
     def _end_window(self) -> None:
-        windows = self.windows
+        windows, left_out = self.windows, self._tracer.left_out
         with self._recorder.ledger.lock:
+            if windows.leaves_out and left_out.is_all:
+                windows.pass_over()
+                self._recorder.end_step()
+                self._begin_window()
+                return
             done = not windows.steps or not self._optimizers or bool(self._stepped)
             number = windows.number
             name = f"step {number}" if done else f"after step {number - 1}"

@@ -102,6 +102,11 @@ class Windows:
         is_compiled = window.setup.compile == "compiled"
         self.runs_eagerly = self._adds_eager_step and self.is_done and is_compiled
 
+    def pass_over(self) -> None:
+        """Counts a step whose models did not run."""
+        self._ended += 1
+        self._left_out += 1
+
     def see_rest(self, window: Analysis) -> None:
         """Sees what ran before an evaluation, which is kept if it took more than all around it."""
         self._rest = window

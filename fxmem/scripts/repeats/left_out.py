@@ -7,14 +7,17 @@ step as ever.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import io
+import pickle
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_flatten
 
 from fxmem.recording.recorder import Recorder
 from fxmem.scripts.repeats.call_state import PLAIN
@@ -34,6 +37,52 @@ class _Tensor:
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
 
 
+class _Pickler(pickle.Pickler):
+    """Writes an object, and its tensors by their places in a list."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.tensors: list[Tensor] = []
+
+    def persistent_id(self, value: Any) -> int | None:
+        if not isinstance(value, Tensor):
+            return None
+        self.tensors.append(value)
+        return len(self.tensors) - 1
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes an object with tensors of a list."""
+
+    def __init__(self, file: io.BytesIO, tensors: Sequence[Tensor]) -> None:
+        super().__init__(file)
+        self.persistent_load = tensors.__getitem__  # type: ignore[method-assign]
+
+
+@dataclass(frozen=True)
+class _Result:
+    """What a call returned, without its tensors."""
+
+    pickled: bytes
+    tensors: tuple[_Tensor, ...]
+
+    @classmethod
+    def read(cls, result: Any) -> _Result | None:
+        """Reads a result; None for one that cannot be made again."""
+        file = io.BytesIO()
+        pickler = _Pickler(file)
+        try:
+            pickler.dump(result)
+        except Exception:  # of any object that the model returns
+            return None
+        is_known = all(type(each) is FakeTensor for each in pickler.tensors)
+        tensors = tuple(map(_describe, pickler.tensors))
+        return cls(file.getvalue(), tensors) if is_known and tensors else None
+
+    def make(self, tensors: Sequence[Tensor]) -> Any:
+        return _Unpickler(io.BytesIO(self.pickled), tensors).load()
+
+
 class LeftOutCalls:
     """Answers training calls whose sizes were recorded, while that is wanted.
 
@@ -49,29 +98,39 @@ class LeftOutCalls:
         is_wanted: Callable[[], bool],
         be_silent: Callable[[], AbstractContextManager[None]],
     ) -> None:
+        self._has_run = self._has_answered = False
         self._recorder = recorder
         self._is_wanted = is_wanted
         self._be_silent = be_silent
-        self._known: dict[Any, tuple[list[Any], TreeSpec]] = {}
+        self._known: dict[Any, _Result] = {}
         self._called: list[nn.Module] = []
         self._untrained: set[int] = set()
 
+    @property
+    def is_all(self) -> bool:
+        """True if calls were answered since the window began, and no model ran."""
+        return self._has_answered and not self._has_run
+
+    def begin_window(self) -> None:
+        self._has_run = self._has_answered = False
+
     def call(self, run: Callable[[], Any], module: nn.Module, arguments: Any) -> Any:
         """Calls a model, or answers as it would."""
-        if not (torch.is_grad_enabled() and module.training):
-            return run()
-        with torch._C.DisableTorchFunction():
-            key = _read_key(module, arguments)
-        if key in self._known and self._is_wanted():
-            return self._answer(module, *self._known[key])
-        result = run()
-        if key is not None:
-            leaves, structure = tree_flatten(result)
+        key = None
+        if torch.is_grad_enabled() and module.training:
             with torch._C.DisableTorchFunction():
-                outputs = [_describe(leaf) for leaf in leaves]
-            if NotImplemented not in outputs and any(isinstance(each, _Tensor) for each in outputs):
-                self._known[key] = outputs, structure
-        self._called.append(module)
+                key = _read_key(module, arguments)
+            if key in self._known and self._is_wanted():
+                self._has_answered = True
+                return self._answer(module, self._known[key])
+        self._has_run = True
+        result = run()
+        if key is not None and key not in self._known:
+            with torch._C.DisableTorchFunction():
+                known = _Result.read(result)
+            if known is not None:
+                self._known[key] = known
+            self._called.append(module)
         return result
 
     def end_backward(self) -> None:
@@ -82,7 +141,7 @@ class LeftOutCalls:
                     self._untrained.add(id(parameter))
         self._called.clear()
 
-    def _answer(self, module: nn.Module, outputs: list[Any], structure: TreeSpec) -> Any:
+    def _answer(self, module: nn.Module, known: _Result) -> Any:
         parameters = [each for each in module.parameters() if id(each) not in self._untrained]
 
         def finish(*_gradients: Tensor) -> None:
@@ -90,14 +149,13 @@ class LeftOutCalls:
                 if parameter.requires_grad and parameter.grad is None:
                     parameter.grad = torch.empty_like(parameter)
 
-        needs_grad = [each.requires_grad for each in outputs if isinstance(each, _Tensor)]
         with self._be_silent():
-            made = [each.make() for each in outputs if isinstance(each, _Tensor)]
+            made = [each.make() for each in known.tensors]
             anchor = self._recorder.make_unseen(lambda: torch.empty_like(made[0]).requires_grad_())
             apply: Any = StandIn.apply
-            tensors = iter(apply(anchor, made, needs_grad, finish))
-        leaves = [next(tensors) if isinstance(each, _Tensor) else each for each in outputs]
-        return tree_unflatten(leaves, structure)
+            return known.make(
+                apply(anchor, made, [each.requires_grad for each in known.tensors], finish)
+            )
 
 
 def _read_key(module: nn.Module, arguments: Any) -> Any:
