@@ -417,13 +417,16 @@ class Session:
             self._end_rest()
             self._apart = Phase.EVALUATION
         else:
-            self._begin_step()
+            self._begin_step(with_functions=has_begun)
 
-    def _begin_step(self) -> None:
-        """Sees the next part of a step begin, which ends what ran apart from the steps."""
+    def _begin_step(self, *, with_functions: bool = True) -> None:
+        """Sees the next part of a step begin, which ends what ran apart from the steps.
+
+        A step may have begun with functions, where loading ended unseen.
+        """
         self._begin()
-        if self._apart is Phase.LOADING and self._recorder.autograd.saves:
-            self._apart = None  # the step began with functions
+        if self._apart is Phase.LOADING and with_functions:
+            self._apart = None
         self._end_apart()
         self._has_begun = True
 
