@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -20,6 +21,7 @@ from fxmem.scripts.windows import Windows
 _MOST_BATCHES = 100_000
 """Batches that are read of a loader without an end."""
 _MOST_LARGEST = 4
+_MOST_SHOWN = 3
 _MOST_KEPT_BYTES = 1 << 30
 _SHARES = ((0.5, "Half"), (0.9, "90 %"), (0.99, "99 %"))
 
@@ -44,10 +46,13 @@ class _Batch:
                 yield (name, axis), size
 
     def __str__(self) -> str:
-        sizes = (
-            f"{name} {'x'.join(map(str, shape)) or 'scalar'}".strip() for name, shape in self.sizes
-        )
-        return f"batch {self.number:,}: {', '.join(sizes)}"
+        largest = sorted(self.sizes, key=lambda each: -math.prod(each[1]))
+        sizes = [
+            f"{name} {'x'.join(map(str, shape)) or 'scalar'}".strip()
+            for name, shape in largest[:_MOST_SHOWN]
+        ]
+        more = len(largest) - len(sizes)
+        return f"batch {self.number:,}: {', '.join(sizes)}{f' and {more} more' if more else ''}"
 
 
 class FullestBatches:

@@ -99,6 +99,7 @@ class Session:
         )
         self._recorder.add_node = self._tracer.add_compiled
         self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._kinds: list[str] = []
         self._stepped: Counter[int] = Counter()
         self._idle: set[int] = set()
         self._phases = [Phase.FORWARD]
@@ -283,14 +284,15 @@ class Session:
         if apart is not None:
             operations = tuple(replace(each, phase=apart) for each in graph.operations)
             graph = replace(graph, operations=operations)
-        optimizers = dict.fromkeys(type(o).__name__ for o in self._list_optimizers())
+        kinds = [type(optimizer).__name__ for optimizer in self._list_optimizers()]
+        self._kinds = [*dict.fromkeys(kinds)] or self._kinds  # of a script that has ended
         setup = Setup(
             model=self._launcher.script,
             inputs=(),
             mode="train" if any(o.phase is Phase.BACKWARD for o in graph.operations) else "infer",
             window=window,
             device=self._options.target.name,
-            optimizer=", ".join(optimizers) or None,
+            optimizer=", ".join(self._kinds) or None,
             loss=None,
             frontend="record",
             gpu=self._options.gpu.name if self._options.gpu else None,

@@ -981,6 +981,7 @@ def test_models_do_not_run_again_until_an_evaluation(
     assert capfd.readouterr().out.count("a call") == 2 + 1 + 1
     evaluation = run.evaluation
     assert evaluation is not None and evaluation.setup.window == "evaluation after step 20"
+    assert evaluation.setup.optimizer == "AdamW"  # though the script has ended
     shapes = [s.shape for s in evaluation.peak.live if s.category is Category.GRADIENT]
     assert sorted(shapes, key=len) == [(512,), (512, 512)] or (1, 512) in shapes
     states = [s for s in evaluation.peak.live if s.category is Category.OPTIMIZER_STATE]
