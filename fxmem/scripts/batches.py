@@ -125,6 +125,7 @@ class FullestBatches:
             sizes = tuple((name, tuple(tensor.shape)) for name, tensor in tensors)
             batch = _Batch(len(read) + 1, sum(tensor.nbytes for _, tensor in tensors), sizes)
             read.append(batch)
+            self._windows.read_batches = len(read)
             if sizes not in kept:
                 kept[sizes] = value
                 kept_bytes += batch.nbytes
@@ -133,7 +134,7 @@ class FullestBatches:
                 kept_bytes = 0  # to be reached again
         if not read:
             raise TraceError("the loader that the steps draw from has no batches")
-        self._count = len(read)
+        self._count, self._windows.read_batches = len(read), 0
         ranked = [batch for batch in _list_ranked(read) if batch.sizes in kept]
         chosen = {batch.sizes: batch for batch in (*ranked, *_list_largest(read))}
         ordered = sorted(chosen.values(), key=lambda batch: batch.nbytes)

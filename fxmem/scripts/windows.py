@@ -27,6 +27,7 @@ class Windows:
         recorded: The analysis of each: a step, or what ran apart from the steps.
         runs_eagerly: Whether the step in eager mode runs.
         batch: The batch that the step has, where it was chosen.
+        read_batches: How many batches were read, while they are chosen.
         notes: On the batches that were chosen.
 
     Raises:
@@ -41,6 +42,7 @@ class Windows:
         self.recorded: list[Analysis] = []
         self.runs_eagerly = False
         self.batch = ""
+        self.read_batches = 0
         self.notes: list[str] = []
         self._count = count
         self._until_evaluation = until_evaluation
@@ -124,6 +126,8 @@ class Windows:
 
     def describe_running(self) -> str:
         """Describes the step that runs."""
+        if self.read_batches:
+            return f"batch {self.read_batches:,} of the loader"
         return "a step in eager mode" if self.runs_eagerly else f"step {self.number}"
 
     def list_notes(self) -> list[str]:

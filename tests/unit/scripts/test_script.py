@@ -8,7 +8,7 @@ import runpy
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from measuring.snapshots import replay_forwards
 from running import Call
 from torch import nn
+from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
 import fxmem
@@ -24,6 +25,8 @@ from benchmarks.allocator_trace import check
 from benchmarks.scripts import measure_script, predict_script
 from fxmem import Category, FxmemError, Phase, ScriptRun, TraceError, UsageError
 from fxmem.gpus import CONTEXT_BYTES
+from fxmem.scripts.batches import FullestBatches
+from fxmem.scripts.windows import Windows
 from fxmem.units import format_bytes
 
 MODEL = """
@@ -1141,3 +1144,24 @@ def test_batches_of_one_size_are_said_to_be_so(write: Write) -> None:
     run = fxmem.run(str(script), fullest=True)
     assert "The loader's 2 batches are all of one size." in run.notes
     assert run.steps[0].setup.window == "step 1, batch 1 of 2"
+
+
+def test_progress_tells_which_batch_is_read() -> None:
+    windows = Windows(None)
+    chosen = FullestBatches(windows, lambda batch: batch)
+    seen = []
+
+    def read() -> Iterator[torch.Tensor]:
+        for size in (1, 2):
+            yield torch.ones(size)
+            seen.append(windows.describe_running())
+
+    chosen.replace_iteration(lambda _loader: read())(DataLoader([]))
+    assert seen == ["batch 1 of the loader", "batch 2 of the loader"]
+    assert windows.describe_running() == "step 1"
+
+
+def test_a_loader_without_batches_is_told(write: Write) -> None:
+    script = write("next(iter(torch.utils.data.DataLoader([])))")
+    with pytest.raises(TraceError, match="the loader that the steps draw from has no batches"):
+        fxmem.run(str(script), fullest=True)
