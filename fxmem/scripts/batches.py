@@ -107,9 +107,8 @@ class FullestBatches:
                 drawn = self._hold(copy.deepcopy(value))
                 for tensor in iterate_tensors(drawn):
                     self._drawn[tensor.untyped_storage().data_ptr()] = batch
-            if (
-                self._moved_in != number
-            ):  # a loader that reads ahead moves one batch and draws another
+            # A loader that reads ahead moves one batch and draws another.
+            if self._moved_in != number:
                 self._windows.batch = self._name(batch)
             yield drawn
 

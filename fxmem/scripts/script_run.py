@@ -93,8 +93,8 @@ class ScriptRun(Result):
 
     def _list_rows(self) -> list[Analysis]:
         """Lists the steps, and of each phase apart from them the largest window."""
-        apart = [self.find_largest(phase) for phase in APART]
-        return [each for each in self.windows if each in apart or find_apart(each) is None]
+        apart = {id(self.find_largest(phase)) for phase in APART}
+        return [each for each in self.windows if find_apart(each) is None or id(each) in apart]
 
     def list_blocks(self, top: int = 10) -> list[Block]:
         """Lists the report on the largest window, a row for each, and the report on the first.

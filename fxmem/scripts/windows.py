@@ -86,6 +86,8 @@ class Windows:
     def keep(self, window: Analysis) -> None:
         """Keeps a window, or the peak of the step in eager mode."""
         if find_apart(window) is not None:
+            if self.runs_eagerly:  # of a step that only its peak is kept of
+                return
             rest, self._rest = self._rest, None
             around = [window.peak_bytes, *[each.peak_bytes for each in self.recorded]]
             if rest is not None and rest.peak_bytes > max(around):
