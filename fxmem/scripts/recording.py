@@ -12,7 +12,7 @@ from fxmem.graph import SourceLocation
 from fxmem.memory.liveness import Peak
 from fxmem.recording.size_hints import SizeHint
 from fxmem.scripts.launchers import Launcher
-from fxmem.scripts.script_run import Read, ScriptRun, find_apart
+from fxmem.scripts.script_run import Read, ScriptRun
 from fxmem.scripts.session import EnoughSteps, Session
 from fxmem.scripts.windows import Windows
 from fxmem.source import find_source
@@ -91,7 +91,7 @@ class Recording:
     def _measure(
         self, name: str, start: tuple[int, int], stop: tuple[int, int]
     ) -> NamedPhase | None:
-        windows = self._session.windows.recorded
+        windows = self._session.windows.ended
         most: tuple[int, int, int] | None = None
         for window in range(start[0], min(stop[0] + 1, len(windows))):
             live_bytes = windows[window].profile.live_bytes
@@ -104,8 +104,7 @@ class Recording:
             return None
         graph = windows[most[1]].graph
         node = graph.operations[most[2]].node
-        steps = [at for at, window in enumerate(windows) if find_apart(window) is None]
-        step = steps.index(most[1]) if most[1] in steps else None
+        step = next((at for at, each in enumerate(self.steps) if each.graph is graph), None)
         source = None if node is None else graph.nodes[node].source
         return NamedPhase(name, step, most[0], source)
 

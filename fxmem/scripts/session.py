@@ -217,7 +217,7 @@ class Session:
 
     def read_place(self) -> tuple[int, int]:
         """Reads how many windows have ended, and how many operations this one has."""
-        return len(self.windows.recorded), len(self._recorder.operations)
+        return len(self.windows.ended), len(self._recorder.operations)
 
     def end(self) -> None:
         """Keeps what ran after the last step, or all of a script without one."""

@@ -24,7 +24,8 @@ class Windows:
         adds_eager_step: Whether a step in eager mode follows those of compiled code, to compare.
 
     Attributes:
-        recorded: The analysis of each: a step, or what ran apart from the steps.
+        recorded: The analysis of each that is reported: a step, or what ran apart from the steps.
+        ended: The analyses of these, and of what ran between a step and an evaluation.
         runs_eagerly: Whether the step in eager mode runs.
         batch: The batch that the step has, where it was chosen.
         read_batches: How many batches were read, while they are chosen.
@@ -40,6 +41,7 @@ class Windows:
         if count is not None and count < 1:
             raise UsageError(f"--steps must be 1 or more, got {count}")
         self.recorded: list[Analysis] = []
+        self.ended: list[Analysis] = []
         self.runs_eagerly = False
         self.batch = ""
         self.read_batches = 0
@@ -47,7 +49,7 @@ class Windows:
         self._count = count
         self._until_evaluation = until_evaluation
         self._adds_eager_step = adds_eager_step and not until_evaluation
-        self._ended = self._left_out = 0
+        self._number_ended = self._left_out = 0
         self._is_evaluated = False
         self._rest: Analysis | None = None
         self._eager_bytes: int | None = None
@@ -60,7 +62,7 @@ class Windows:
     @property
     def number(self) -> int:
         """The number of the step that runs."""
-        return self._ended + 1
+        return self._number_ended + 1
 
     @property
     def is_done(self) -> bool:
@@ -85,6 +87,7 @@ class Windows:
 
     def keep(self, window: Analysis) -> None:
         """Keeps a window, or the peak of the step in eager mode."""
+        self.ended.append(window)
         if find_apart(window) is not None:
             if self.runs_eagerly:  # of a step that only its peak is kept of
                 return
@@ -98,7 +101,7 @@ class Windows:
         if self.runs_eagerly:
             self._eager_bytes, self.runs_eagerly = window.peak_bytes, False
             return
-        has_steps, self._ended = self._has_steps, self._ended + 1
+        has_steps, self._number_ended = self._has_steps, self._number_ended + 1
         if has_steps and window.peak_bytes <= max(each.peak_bytes for each in self.steps):
             self._left_out += 1
             return
@@ -108,11 +111,12 @@ class Windows:
 
     def pass_over(self) -> None:
         """Counts a step whose models did not run."""
-        self._ended += 1
+        self._number_ended += 1
         self._left_out += 1
 
     def see_rest(self, window: Analysis) -> None:
         """Sees what ran before an evaluation, which is kept if it took more than all around it."""
+        self.ended.append(window)
         self._rest = window
 
     def expect(self, count: int) -> None:
@@ -121,7 +125,7 @@ class Windows:
 
     def call_warm_ups(self) -> None:
         """Calls what has run so far a warm-up, and no step."""
-        self._ended = 0
+        self._number_ended = 0
         for index, each in enumerate(self.recorded):
             window = each.setup.window.replace("step", "warm-up")
             self.recorded[index] = replace(each, setup=replace(each.setup, window=window))

@@ -77,6 +77,30 @@ def test_an_error_leaves_the_block_and_torch_as_it_was() -> None:
     assert model(torch.ones(4, 64)).shape == (4, 8)
 
 
+def test_phases_lie_before_and_in_an_evaluation() -> None:
+    """What runs between a step and an evaluation is a window that is not reported."""
+    with fxmem.record(steps=2) as recording:
+        model = make_model().cuda()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for x in draw_batches():
+            train(model, optimizer, x)
+            with recording.phase("between"):
+                for _ in range(9):
+                    torch.empty(1 << 20, device="cuda").zero_()
+            with recording.phase("evaluate"), torch.no_grad():
+                model.eval()(torch.randn(1 << 16, 64, device="cuda"))
+            model.train()
+    between, evaluated = recording.phases[:2]
+    assert (between.name, between.step, evaluated.name, evaluated.step) == (
+        *("between", None),
+        *("evaluate", None),
+    )
+    before = recording.steps[0].peak_bytes
+    assert 4 << 20 < between.peak_bytes < before + (5 << 20)
+    assert recording.run.evaluation is not None
+    assert evaluated.peak_bytes == recording.run.evaluation.peak_bytes > 2 * (1 << 16) * 256 * 4
+
+
 def test_phases_have_peaks_and_lines() -> None:
     with fxmem.record() as recording:
         with recording.phase("load"):
