@@ -13,8 +13,8 @@ from fxmem.memory.liveness import Peak
 from fxmem.recording.size_hints import SizeHint
 from fxmem.scripts.launchers import Launcher
 from fxmem.scripts.script_run import Read, ScriptRun
-from fxmem.scripts.session import EnoughSteps, Session
-from fxmem.scripts.windows import Windows
+from fxmem.scripts.session import Session
+from fxmem.scripts.windows import EnoughSteps, Windows
 from fxmem.source import find_source
 from fxmem.training.options import resolve_compilation, resolve_device
 

@@ -10,8 +10,8 @@ from fxmem.errors import FxmemError, TraceError, UsageError
 from fxmem.recording.size_hints import SizeHint
 from fxmem.scripts.launchers import Launcher
 from fxmem.scripts.script_run import Progress, ScriptRun
-from fxmem.scripts.session import EnoughSteps, Session
-from fxmem.scripts.windows import Windows
+from fxmem.scripts.session import Session
+from fxmem.scripts.windows import EnoughSteps, Windows
 from fxmem.training.failures import explain_failure
 from fxmem.training.options import resolve_compilation, resolve_device
 

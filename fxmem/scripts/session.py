@@ -8,7 +8,7 @@ import gc
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +36,7 @@ from fxmem.patching import count_left, hold_process, patch
 from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.autograd import watch_engine
 from fxmem.recording.saves import hook_saves, watch_saved
+from fxmem.scripts.apart import Apart, trains
 from fxmem.scripts.batches import FullestBatches
 from fxmem.scripts.data import RealData
 from fxmem.scripts.launchers import Launcher
@@ -44,7 +45,7 @@ from fxmem.scripts.script_recorder import LOAD, ScriptRecorder
 from fxmem.scripts.script_run import ScriptRun
 from fxmem.scripts.script_tracer import ScriptTracer
 from fxmem.scripts.threads import follow_threads
-from fxmem.scripts.windows import Windows
+from fxmem.scripts.windows import EnoughSteps, Windows
 from fxmem.setup import Setup
 from fxmem.tracing.compiled import force_eager, read_compile
 from fxmem.training.isolation import imitate_target, offer_machine
@@ -58,10 +59,6 @@ _MOST_STEPS = 100
 A critic takes up to 100 steps to one of its generator; layers that are trained one after the other
 have an optimizer each.
 """
-
-
-class EnoughSteps(BaseException):
-    """Ends the script: all steps asked for are recorded, and another begins."""
 
 
 class Session:
@@ -94,7 +91,7 @@ class Session:
         self._tracer = ScriptTracer(
             self._recorder,
             options.target.device,
-            self._begin_model,
+            lambda model: self._apart.begin_model(model),
             leaves_out=lambda: windows.leaves_out,
         )
         self._recorder.add_node = self._tracer.add_compiled
@@ -103,8 +100,13 @@ class Session:
         self._stepped: Counter[int] = Counter()
         self._idle: set[int] = set()
         self._phases = [Phase.FORWARD]
-        self._apart: Phase | None = Phase.LOADING
-        self._has_begun = False
+        self._apart = Apart(
+            windows,
+            self._recorder,
+            self._describe_window,
+            self._begin_window,
+            self._list_optimizers,
+        )
         found = gc.get_objects() if keeps_real else ()
         self._earlier = [each for each in found if issubclass(type(each), Optimizer)]
         self._kept_states: list[tuple[Optimizer, dict[Any, Any]]] = []
@@ -223,9 +225,9 @@ class Session:
         """Keeps what ran after the last step, or all of a script without one."""
         operations = self._recorder.operations[1:]
         ran = any(operation.name not in (EMPTY_CACHE, LOAD) for operation in operations)
-        if self._apart is Phase.EVALUATION:
+        if self._apart.phase is Phase.EVALUATION:
             with contextlib.suppress(EnoughSteps):
-                self._end_apart()
+                self._apart.end()
         elif ran and not self.windows.is_done:
             self._end_window()
 
@@ -274,7 +276,7 @@ class Session:
                 self._enter(warnings.catch_warnings())
                 warnings.simplefilter("ignore")  # such as that the script should compile
             self._begin_window()
-        self._apart = None
+        self._apart.phase = None
 
     def _describe_window(self, window: str, apart: Phase | None) -> Analysis:
         recorder, tracer = self._recorder, self._tracer
@@ -303,7 +305,7 @@ class Session:
 
     def _begin_window(self) -> None:
         gc.collect(0)
-        self._has_begun = False
+        self._apart.begin_window()
         self._stepped.clear()
         self._tracer.begin_window()
         self._recorder.begin_step()
@@ -343,14 +345,14 @@ class Session:
 
     def _begin_backward(self, _losses: Any) -> None:
         if self._phases[-1] is not Phase.BACKWARD:
-            self._begin_step()
+            self._apart.begin_step()
             self._recorder.set_phase(Phase.BACKWARD)
 
     def _run_engine(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Takes the place of autograd's engine."""
         if self._phases[-1] is Phase.BACKWARD:  # within another, as a reentrant checkpoint's
             return run(*args, **kwargs)
-        self._begin_step()
+        self._apart.begin_step()
         self._recorder.makes_graph = args[3]
         with self._be_in(Phase.BACKWARD, 1):
             for loss in tree_leaves(args[0]):
@@ -360,7 +362,7 @@ class Session:
         self._tracer.micro_batches.end_backward()
         self._tracer.left_out.end_backward()
         trained = self._tracer.label_modules()
-        for optimizer in [o for o in self._earlier if _trains(o, trained)]:
+        for optimizer in [o for o in self._earlier if trains(o, trained)]:
             self._earlier.remove(optimizer)
             self._optimizers.append(weakref.ref(optimizer))
             with run_outside_modes():
@@ -373,7 +375,7 @@ class Session:
     def _begin_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if count_left() > self._left:
             return None
-        self._begin_step()
+        self._apart.begin_step()
         self._phases.append(Phase.OPTIMIZER)
         self._recorder.set_phase(Phase.OPTIMIZER)
         self._tracer._opaque_depth += 1
@@ -407,77 +409,11 @@ class Session:
         if others <= self._idle:
             self._end_window()
 
-    def _begin_model(self, model: nn.Module) -> None:
-        """Sees a model begin: a step's, which may have begun with functions, or an evaluation's."""
-        evaluates = not (torch.is_grad_enabled() or model.training)
-        if self._apart is Phase.EVALUATION and evaluates:
-            return
-        has_begun = self._has_begun or bool(self._recorder.autograd.saves)
-        if evaluates and not has_begun and self._trains(model):
-            self._begin()
-            self._end_apart()
-            self._end_rest()
-            self._apart = Phase.EVALUATION
-        else:
-            self._begin_step(with_functions=has_begun)
-
-    def _begin_step(self, *, with_functions: bool = True) -> None:
-        """Sees the next part of a step begin, which ends what ran apart from the steps.
-
-        A step may have begun with functions, where loading ended unseen.
-        """
-        self._begin()
-        if self._apart is Phase.LOADING and with_functions:
-            self._apart = None
-        self._end_apart()
-        self._has_begun = True
-
-    def _begin(self) -> None:
-        """Ends the script where it goes on after its steps.
-
-        What comes before a model, backward or an optimizer, such as a line that prints the peak, is
-        the last step's.
-        """
-        if self.windows.is_over:
-            raise EnoughSteps
-
-    def _end_apart(self) -> None:
-        """Keeps apart what has run before a step, if anything did."""
-        apart, self._apart = self._apart, None
-        if apart is None or len(self._recorder.operations) == 1:
-            return
-        number, name = self.windows.number, apart.value
-        if apart is Phase.EVALUATION:
-            name += f" after step {number - 1}" if number > 1 else " before step 1"
-        with self._recorder.ledger.lock:
-            self.windows.keep(self._describe_window(name, apart))
-            self._begin_window()
-        if apart is Phase.EVALUATION:
-            self._begin()
-
-    def _end_rest(self) -> None:
-        """Keeps what ran since the last step apart from an evaluation."""
-        if len(self._recorder.operations) == 1:
-            return
-        number = self.windows.number
-        name, apart = f"after step {number - 1}", None
-        if number == 1:
-            name, apart = Phase.LOADING.value, Phase.LOADING
-        with self._recorder.ledger.lock:
-            self.windows.see_rest(self._describe_window(name, apart))
-            self._begin_window()
-
-    def _trains(self, model: nn.Module) -> bool:
-        """Returns whether an optimizer has parameters of a model."""
-        own = {id(each) for each in model.parameters()}
-        return any(_trains(optimizer, own) for optimizer in self._list_optimizers())
-
     def _see_optimizer(self, init: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(init)
         def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             init(optimizer, *args, **kwargs)
-            if self._apart is Phase.LOADING:
-                self._end_apart()
+            self._apart.end_loading()
             if not self._optimizers:  # a backward before the first is no step
                 self.windows.call_warm_ups()
             self._optimizers.append(weakref.ref(optimizer))
@@ -485,14 +421,10 @@ class Session:
         return __init__
 
     def _see_resumption(self, load: Callable[..., Any]) -> Callable[..., Any]:
-        """Calls what ran until a checkpoint was loaded loading, too, if no step has."""
-
         @functools.wraps(load)
         def load_state_dict(owner: Any, *args: Any, **kwargs: Any) -> Any:
             result = load(owner, *args, **kwargs)
-            if self.windows.number == 1 and not (self._has_begun or self._apart):
-                self._apart = Phase.LOADING
-                self._end_apart()
+            self._apart.end_resumption()
             return result
 
         return load_state_dict
@@ -502,10 +434,3 @@ class Session:
             return make(cls, self._recorder.adopt(data), requires_grad)
 
         return __new__
-
-
-def _trains(optimizer: Optimizer, parameters: Container[int]) -> bool:
-    """Returns whether an optimizer has one of the parameters, which are given by their ids."""
-    return any(
-        id(each) in parameters for group in optimizer.param_groups for each in group["params"]
-    )

@@ -14,6 +14,10 @@ LONG_STEP = 100_000
 """Operators of a step, as of a GPT of 20 layers that accumulates 32 gradients (nanochat)."""
 
 
+class EnoughSteps(BaseException):
+    """Ends the script: all steps asked for are recorded, and another begins."""
+
+
 class Windows:
     """The windows that have ended, one after the other.
 
