@@ -40,6 +40,8 @@ def load_pretrained() -> Iterator[None]:
 
 def _replace_loading(module: ModuleType) -> contextlib.AbstractContextManager[None]:
     modeling: Any = module
+    if not hasattr(modeling, "_get_resolved_checkpoint_files"):  # before transformers 4.50
+        return contextlib.nullcontext()
     kind: Any = modeling.PreTrainedModel
     find_files: Any = modeling._get_resolved_checkpoint_files
     load: Any = vars(kind)["_load_pretrained_model"]  # of the class in transformers 4

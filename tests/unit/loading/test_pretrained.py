@@ -117,3 +117,15 @@ def test_weights_that_are_quantized_already_are_refused(folders: tuple[Path, Pat
     config.save_pretrained(folders[1])
     with pytest.raises(LoadError, match=r"no weights of .* are here, and they are quantized"):
         load_and_train(folders[1])
+
+
+@pytest.mark.parametrize("folders", ["Llama"], indirect=True)
+def test_releases_that_find_weights_elsewhere_need_them(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As transformers 4.49 does; that of the test has lost the function, and fails."""
+    from transformers import modeling_utils
+
+    monkeypatch.delattr(modeling_utils, "_get_resolved_checkpoint_files")
+    with pytest.raises(NameError, match="_get_resolved_checkpoint_files"):
+        load_and_train(folders[1])
