@@ -30,6 +30,7 @@ from fxmem.parallelism.wrapping import iterate_unsharded
 from fxmem.scripts.repeats.left_out import LeftOutCalls
 from fxmem.scripts.repeats.micro_batches import MicroBatches
 from fxmem.scripts.script_recorder import ScriptRecorder
+from fxmem.scripts.windows import Windows
 from fxmem.source import is_user_file
 from fxmem.tracing.calls import bind_arguments
 from fxmem.tracing.compiled import read_fqn
@@ -59,7 +60,7 @@ class ScriptTracer(Tracer):
         device: Where the script's fake tensors lie.
         see_model: Is called with a module that has parameters, before it runs, if no other module
             calls it.
-        leaves_out: Returns whether models that were recorded need not run again.
+        windows: Tells whether models that were recorded need not run again.
 
     Attributes:
         roots: The modules that the script calls, by the name that it has for each.
@@ -70,7 +71,7 @@ class ScriptTracer(Tracer):
         recorder: ScriptRecorder,
         device: torch.device,
         see_model: Callable[[nn.Module], None],
-        leaves_out: Callable[[], bool],
+        windows: Windows,
     ) -> None:
         super().__init__(nn.Module(), recorder)
         self._see_model = see_model
@@ -79,7 +80,9 @@ class ScriptTracer(Tracer):
         self._target_device = device
         self._names: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
         self.micro_batches = MicroBatches(recorder, lambda: self._log, self.be_silent)
-        self.left_out = LeftOutCalls(recorder, leaves_out, self.be_silent)
+        self.left_out = LeftOutCalls(
+            recorder, windows.until_evaluation, lambda: windows.leaves_out, self.be_silent
+        )
         self.begin_window()
 
     def begin_window(self) -> None:

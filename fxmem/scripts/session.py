@@ -92,7 +92,7 @@ class Session:
             self._recorder,
             options.target.device,
             lambda model: self._apart.begin_model(model),
-            leaves_out=lambda: windows.leaves_out,
+            windows,
         )
         self._recorder.add_node = self._tracer.add_compiled
         self._optimizers: list[weakref.ref[Optimizer]] = []
@@ -360,7 +360,6 @@ class Session:
             self._tracer.micro_batches.begin_backward(tree_leaves(args[0]))
             result = run(*args, **kwargs)
         self._tracer.micro_batches.end_backward()
-        self._tracer.left_out.end_backward()
         trained = self._tracer.label_modules()
         for optimizer in [o for o in self._earlier if trains(o, trained)]:
             self._earlier.remove(optimizer)
@@ -376,6 +375,7 @@ class Session:
         if count_left() > self._left:
             return None
         self._apart.begin_step()
+        self._tracer.left_out.see_optimizer(optimizer)
         self._phases.append(Phase.OPTIMIZER)
         self._recorder.set_phase(Phase.OPTIMIZER)
         self._tracer._opaque_depth += 1

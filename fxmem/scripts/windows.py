@@ -30,6 +30,7 @@ class Windows:
     Attributes:
         recorded: The analysis of each that is reported: a step, or what ran apart from the steps.
         ended: The analyses of these, and of what ran between a step and an evaluation.
+        until_evaluation: As given.
         runs_eagerly: Whether the step in eager mode runs.
         batch: The batch that the step has, where it was chosen.
         read_batches: How many batches were read, while they are chosen.
@@ -51,7 +52,7 @@ class Windows:
         self.read_batches = 0
         self.notes: list[str] = []
         self._count = count
-        self._until_evaluation = until_evaluation
+        self.until_evaluation = until_evaluation
         self._adds_eager_step = adds_eager_step and not until_evaluation
         self._number_ended = self._left_out = 0
         self._is_evaluated = False
@@ -71,12 +72,12 @@ class Windows:
     @property
     def is_done(self) -> bool:
         """True once all that was asked for is recorded."""
-        return self._has_steps and (self._is_evaluated or not self._until_evaluation)
+        return self._has_steps and (self._is_evaluated or not self.until_evaluation)
 
     @property
     def leaves_out(self) -> bool:
         """True for a step that is not reported, if it is like one that was."""
-        return self._has_steps and self._until_evaluation
+        return self._has_steps and self.until_evaluation
 
     @property
     def _has_steps(self) -> bool:
@@ -143,7 +144,7 @@ class Windows:
     def list_notes(self) -> list[str]:
         """Lists notes on steps that are not listed, and on the peak in eager mode."""
         notes = [*self.notes]
-        if self._until_evaluation and not self._is_evaluated:
+        if self.until_evaluation and not self._is_evaluated:
             notes.append("The script ended without an evaluation.")
         if self._left_out:
             notes.append(

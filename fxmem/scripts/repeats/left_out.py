@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten
 
 from fxmem.recording.recorder import Recorder
@@ -88,23 +89,25 @@ class LeftOutCalls:
 
     Args:
         recorder: Records the operators.
-        is_wanted: Returns whether the step that runs has no reader.
+        is_on: Whether steps will be left out.
+        is_wanted: Returns whether the step that runs is one of them.
         be_silent: Makes no nodes of what runs within.
     """
 
     def __init__(
         self,
         recorder: Recorder,
+        is_on: bool,
         is_wanted: Callable[[], bool],
         be_silent: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._has_run = self._has_answered = False
         self._recorder = recorder
+        self._is_on = is_on
         self._is_wanted = is_wanted
         self._be_silent = be_silent
         self._known: dict[Any, _Result] = {}
-        self._called: list[nn.Module] = []
-        self._untrained: set[int] = set()
+        self._trained: set[int] = set()
 
     @property
     def is_all(self) -> bool:
@@ -116,6 +119,8 @@ class LeftOutCalls:
 
     def call(self, run: Callable[[], Any], module: nn.Module, arguments: Any) -> Any:
         """Calls a model, or answers as it would."""
+        if not self._is_on:
+            return run()
         key = None
         if torch.is_grad_enabled() and module.training:
             with torch._C.DisableTorchFunction():
@@ -130,23 +135,19 @@ class LeftOutCalls:
                 known = _Result.read(result)
             if known is not None:
                 self._known[key] = known
-            self._called.append(module)
         return result
 
-    def end_backward(self) -> None:
-        """Notes which parameters of the models that ran got no gradient."""
-        for module in self._called:
-            for parameter in module.parameters():
-                if parameter.grad is None:
-                    self._untrained.add(id(parameter))
-        self._called.clear()
+    def see_optimizer(self, optimizer: Optimizer) -> None:
+        """Notes which parameters of an optimizer that steps have a gradient."""
+        for group in optimizer.param_groups if self._is_on else ():
+            self._trained.update(id(each) for each in group["params"] if each.grad is not None)
 
     def _answer(self, module: nn.Module, known: _Result) -> Any:
-        parameters = [each for each in module.parameters() if id(each) not in self._untrained]
+        parameters = [each for each in module.parameters() if id(each) in self._trained]
 
         def finish(*_gradients: Tensor) -> None:
             for parameter in parameters:
-                if parameter.requires_grad and parameter.grad is None:
+                if parameter.grad is None:
                     parameter.grad = torch.empty_like(parameter)
 
         with self._be_silent():
