@@ -28,8 +28,9 @@ class Scaling:
 @pytest.fixture
 def _registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(stand_ins, "_registered", {})
+    before = {*sys.modules}
     yield
-    assert not [name for name in sys.modules if name.startswith("acme_")]
+    assert not [name for name in {*sys.modules} - before if name.startswith("acme_")]
 
 
 def record(code: str) -> tuple[Recording, dict[str, Any]]:
