@@ -24,7 +24,7 @@ from fxmem.memory.allocation import (
 )
 from fxmem.memory.allocator.settings import AllocatorSettings
 from fxmem.memory.labels import label_storages
-from fxmem.memory.liveness import MemoryProfile, Peak, build_profile
+from fxmem.memory.liveness import MemoryProfile, Peak, build_profile, list_category_bytes
 from fxmem.memory.module_tree import Module, build_modules
 from fxmem.memory.timeline import Timeline, build_timeline
 from fxmem.report.blocks import Block
@@ -144,10 +144,10 @@ class Analysis(Result):
     def first_step(self) -> FirstStep | None:
         """The peak of the first step, where all other figures are the second step's.
 
-        None in a saved report, and for a step of a script.
+        None in a saved report, for a step of a script, and for a generation, which is one alone.
         """
         graph = self.graph
-        if self.setup.window:
+        if self.setup.window or self.setup.mode == "generate":
             return None
         warmup = find_warmup_peak(graph) if self.allocation is None else self.allocation.warmup
         if warmup is None:
@@ -305,6 +305,11 @@ class Analysis(Result):
     def optimizer_state_bytes(self) -> int:
         """Tensors that the optimizer keeps from step to step."""
         return self._measure_kept(Category.OPTIMIZER_STATE)
+
+    @property
+    def kv_cache_bytes(self) -> int:
+        """The most that caches of keys and values take together."""
+        return max(list_category_bytes(self.allocated_graph)[Category.KV_CACHE])
 
     @property
     def forward_flops(self) -> int:

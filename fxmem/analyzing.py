@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 
 from fxmem.analysis import Analysis
-from fxmem.errors import DataDependentError, TraceError
+from fxmem.errors import DataDependentError, TraceError, UsageError
 from fxmem.fakes.devices import translate_devices
 from fxmem.fakes.fake_mode import describe_inputs, make_fake_mode
 from fxmem.graph import Category, MemoryGraph
@@ -20,6 +20,7 @@ from fxmem.loading.inputs import check_inputs, check_model, gather_inputs
 from fxmem.loading.target import load_target
 from fxmem.parallelism.layout import Layout, ParallelizeChoice, resolve_layout
 from fxmem.recording.size_hints import SizeHint
+from fxmem.scripts.generation import record_generation
 from fxmem.setup import Setup
 from fxmem.tracing.compiled import compare_peaks, is_compiled, read_compile, unwrap_compiled
 from fxmem.tracing.modules import describe_model, remember_model
@@ -58,6 +59,7 @@ def analyze(
     *,
     mode: str = "train",
     inference_mode: bool = False,
+    new_tokens: int = 128,
     device: str | torch.device = "cuda",
     gpu: str | None = None,
     attention: str | None = None,
@@ -90,9 +92,11 @@ def analyze(
         args: Positional inputs, in a tuple: tensors, :class:`fxmem.TensorSpec` or
             ``"8x3x224x224:bf16"``. A single input needs no tuple.
         kwargs: Keyword inputs, of the same kinds.
-        mode: ``"train"``, or ``"infer"`` for ``eval()`` under ``no_grad()``.
+        mode: ``"train"``; ``"infer"`` for ``eval()`` under ``no_grad()``; or ``"generate"`` for the
+            model's ``generate()``, of which the inputs are the prompt.
         inference_mode: With ``mode="infer"``, run under ``torch.inference_mode()`` instead, where
             autocast keeps no casts of weights.
+        new_tokens: With ``mode="generate"``, how many tokens are generated.
         device: Target device (need not be present): ``"cuda"``, whose peak is to be compared
             with ``torch.cuda.max_memory_allocated()``, or ``"cpu"`` for training on the CPU.
         gpu: The target GPU (``"h100"``, ``"rtx4090"``): its architecture decides which kernels
@@ -173,10 +177,38 @@ def analyze(
     )
     check_choices(loss, optimizer)
     inputs = gather_inputs(args, kwargs)
+    if mode == "generate":
+        return _analyze_generation(model, *inputs, options, new_tokens)
     if layout is not None and layout.rank == "worst":
         ranks = (replace(options, layout=each) for each in layout.list_differing())
         return _choose_worst([_analyze(model, *inputs, loss, optimizer, each) for each in ranks])
     return _analyze(model, *inputs, loss, optimizer, options)
+
+
+def _analyze_generation(
+    model: nn.Module | str,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    options: Options,
+    new_tokens: int,
+) -> Analysis:
+    if options.layout is not None:
+        raise UsageError(
+            "generation on a mesh", hint="call generate() in a script, and fxmem run the script"
+        )
+    with isolate_analysis(model, options=options):
+        found = record_generation(model, args, kwargs, options, new_tokens)
+    setup = describe_setup(
+        model if isinstance(model, str) else type(unwrap_compiled(model)).__name__,
+        describe_inputs(args, kwargs),
+        options,
+        None,
+        None,
+        frontend=found.setup.frontend,
+        notes=found.setup.notes,
+        compile=found.setup.compile,
+    )
+    return replace(found, setup=setup)
 
 
 def _analyze(

@@ -26,6 +26,7 @@ class Category(str, Enum):
     BUFFER = "BUFFER"
     INPUT = "INPUT"
     ACTIVATION = "ACTIVATION"
+    KV_CACHE = "KV_CACHE"
     TEMPORARY = "TEMPORARY"
     GRADIENT = "GRADIENT"
     OPTIMIZER_STATE = "OPTIMIZER_STATE"
@@ -39,6 +40,7 @@ class Phase(str, Enum):
 
     LOADING = "loading"
     EVALUATION = "evaluation"
+    GENERATION = "generation"
     FORWARD = "forward"
     LOSS = "loss"
     BACKWARD = "backward"

@@ -51,7 +51,7 @@ class Setup:
 
     model: str  # the TARGET, or the class of the module that was given
     inputs: tuple[str, ...]  # a spec for each: "8x3x224x224:float32"
-    mode: str  # "train" or "infer"
+    mode: str  # "train", "infer" or "generate"
     device: str
     optimizer: str | None
     loss: str | None  # None for the default

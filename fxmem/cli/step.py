@@ -15,7 +15,7 @@ from fxmem.cli.output import write_line
 from fxmem.errors import FxmemWarning, LoadError, UsageError, summarize_error
 from fxmem.parallelism.layout import parse_mesh, parse_rank
 from fxmem.report.tables import escape_controls
-from fxmem.specs import parse_dtype, parse_input
+from fxmem.specs import parse_dtype, parse_input, parse_spec
 
 if TYPE_CHECKING:
     from fxmem.analysis import Analysis
@@ -49,10 +49,14 @@ def add_step_options(
     add_input_option(step)
     step.add_argument(
         "--mode",
-        choices=["train", "infer"],
+        choices=["train", "infer", "generate"],
         default="train",
-        help="infer is eval() without gradients (default: %(default)s)",
+        help="infer is eval() without gradients; generate is the model's generate(), with the "
+        "prompt that --input or --prompt gives (default: %(default)s)",
     )
+    add_count(step, "--prompt", "tokens of each prompt, for --mode generate")
+    add_count(step, "--batch", "prompts", 1)
+    add_count(step, "--new", "tokens that are generated", 128)
     step.add_argument(
         "--inference-mode",
         action="store_true",
@@ -264,10 +268,15 @@ def parse_step(arguments: argparse.Namespace) -> StepChoice:
         UsageError: An input or a number that cannot be understood.
     """
     args, kwargs = parse_inputs(arguments.inputs)
+    if arguments.prompt is not None:
+        if arguments.mode != "generate" or args:
+            raise UsageError("--prompt is for --mode generate", hint="or give it by --input alone")
+        args = (parse_spec(f"{arguments.batch}x{arguments.prompt}:int64"),)
     names = "mode inference_mode device gpu attention autocast loop accumulate alloc_conf "
     names += "optimizer loss frontend"
     options = {name: getattr(arguments, name) for name in names.split()}
     options |= {
+        "new_tokens": arguments.new,
         "compile": getattr(arguments, "compile", False),
         "activation_memory_budget": getattr(arguments, "activation_memory_budget", None),
         "set_to_none": False if arguments.keep_gradients else None,

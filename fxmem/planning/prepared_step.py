@@ -194,6 +194,10 @@ def check_analysis(analysis: object) -> None:
             "a plan is of eager mode, and this step is compiled",
             hint="analyze with compile=False; or fxmem.memory_budgets(analysis), --compile",
         )
+    if analysis.setup.mode == "generate":
+        raise UsageError(
+            "a plan is for a step, and this is a generation", hint="mode='train', or 'infer'"
+        )
     if analysis.setup.schedule:
         raise UsageError(
             "a plan is for a model, and this is a rank of a pipeline",

@@ -8,7 +8,7 @@ import threading
 import weakref
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -307,7 +307,8 @@ class Ledger:
             elif index == len(self.storages):
                 serial = self._take_serial()
                 self._live[~serial], keys[index] = index, ~serial  # no address
-                self.storages.append(next(born))
+                storage = next(born)
+                self.storages.append(replace(storage, saved_by=[*storage.saved_by]))
                 self._serials.append(serial)
             elif index is not None:  # a tensor may be held a little longer than it would be
                 self._references.pop(keys[index], None)

@@ -22,6 +22,7 @@ STYLES = {
     Category.INPUT: Style("#f0e442", "#a39a2c", "-|"),
     Category.GRADIENT: Style("#009e73", "#2a9672", "/"),
     Category.ACTIVATION: Style("#e69f00", "#c98a1f", "."),
+    Category.KV_CACHE: Style("#b07d48", "#8f6a45", "\\-"),
     Category.OUTPUT: Style("#cc79a7", "#a8578a", "/\\"),
     Category.TEMPORARY: Style("#56b4e9", "#4a93bd", "-"),
     Category.COMMUNICATION: Style("#d55e00", "#c0561a", "/-"),

@@ -104,6 +104,7 @@ def build_document(analysis: Analysis) -> Document:
         "saved for backward": analysis.saved_bytes,
         "gradients": analysis.gradient_bytes,
         "optimizer state": analysis.optimizer_state_bytes,
+        "KV cache, at most": analysis.kv_cache_bytes,
     }
     breakdown = sorted(analysis.breakdown.items(), key=lambda row: -row[1])
     return Document(

@@ -215,7 +215,7 @@ def _list_figures(document: Document) -> Iterator[Block]:
         yield Paragraph([document.fit])
     totals: list[Sequence[Cell]] = [(label, Bytes(n)) for label, n in document.totals.items()]
     totals.append(("forward", Flops(document.forward_flops)))
-    if document.setup.mode != "infer":
+    if document.setup.mode == "train":
         totals.append(("backward", Flops(document.backward_flops)))
     yield Table(["over the step", "total"], totals, right=["total"])
     yield list_shares("at the peak", document.breakdown, document.headline.peak_bytes)

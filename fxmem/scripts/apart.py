@@ -1,8 +1,10 @@
-"""Loading and evaluation of a script, which are kept apart from its steps."""
+"""Loading, evaluation and generation of a script, which are kept apart from its steps."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Container
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -12,10 +14,13 @@ from fxmem.analysis import Analysis
 from fxmem.graph import Phase
 from fxmem.scripts.script_recorder import ScriptRecorder
 from fxmem.scripts.windows import EnoughSteps, Windows
+from fxmem.units import format_bytes
+
+_GENERATE = "generate"
 
 
 class Apart:
-    """Sees loading and evaluations begin and end.
+    """Sees loading, evaluations and generations begin and end.
 
     Args:
         windows: Keeps what is recorded.
@@ -38,6 +43,7 @@ class Apart:
     ) -> None:
         self.phase: Phase | None = Phase.LOADING
         self._has_begun = False
+        self._calls = [0]
         self._windows = windows
         self._recorder = recorder
         self._describe_window = describe_window
@@ -49,16 +55,24 @@ class Apart:
         self._has_begun = False
 
     def begin_model(self, model: nn.Module) -> None:
-        """Sees a model begin: a step's, which may have begun with functions, or an evaluation's."""
+        """Sees a model begin: a step's, which may have begun with functions, or another's.
+
+        An evaluation may generate, and a generation call several models.
+        """
         evaluates = not (torch.is_grad_enabled() or model.training)
-        if self.phase is Phase.EVALUATION and evaluates:
+        generates = not torch.is_grad_enabled() and _is_generating()
+        if self.phase is Phase.EVALUATION and (evaluates or generates):
+            return
+        if self.phase is Phase.GENERATION and generates:
+            self._calls.append(len(self._recorder.operations))
             return
         has_begun = self._has_begun or bool(self._recorder.autograd.saves)
-        if evaluates and not has_begun and self._is_trained(model):
+        if not has_begun and (generates or (evaluates and self._is_trained(model))):
             self._check_end()
             self.end()
             self._end_rest()
-            self.phase = Phase.EVALUATION
+            self.phase = Phase.GENERATION if generates else Phase.EVALUATION
+            self._calls = [0]
         else:
             self.begin_step(with_functions=has_begun)
 
@@ -82,12 +96,17 @@ class Apart:
         if phase is None or len(self._recorder.operations) == 1:
             return
         number, name = self._windows.number, phase.value
-        if phase is Phase.EVALUATION:
-            name += f" after step {number - 1}" if number > 1 else " before step 1"
+        if phase is not Phase.LOADING and number > 1:
+            name += f" after step {number - 1}"
+        elif phase is not Phase.LOADING and self._list_optimizers():
+            name += " before step 1"
         with self._recorder.ledger.lock:
-            self._windows.keep(self._describe_window(name, phase))
+            window = self._describe_window(name, phase)
+            if phase is Phase.GENERATION and len(self._calls) > 1:
+                window = _note_calls(window, self._calls)
+            self._windows.keep(window)
             self._begin_window()
-        if phase is Phase.EVALUATION:
+        if phase is not Phase.LOADING:
             self._check_end()
 
     def end_loading(self) -> None:
@@ -111,7 +130,7 @@ class Apart:
             raise EnoughSteps
 
     def _end_rest(self) -> None:
-        """Keeps what ran since the last step apart from an evaluation."""
+        """Keeps what ran since the last step apart from what begins."""
         if len(self._recorder.operations) == 1:
             return
         number = self._windows.number
@@ -125,6 +144,26 @@ class Apart:
     def _is_trained(self, model: nn.Module) -> bool:
         own = {id(each) for each in model.parameters()}
         return any(trains(optimizer, own) for optimizer in self._list_optimizers())
+
+
+def _note_calls(window: Analysis, calls: list[int]) -> Analysis:
+    """Notes the peaks of the first and the last call of models, by where each call begins."""
+    live_bytes = window.profile.live_bytes
+    first, last = max(live_bytes[: calls[1]]), max(live_bytes[calls[-1] :])
+    note = (
+        f"Of {len(calls):,} calls of the model the first takes {format_bytes(first)}, and the last"
+        f" {format_bytes(last)}."
+    )
+    setup = window.setup
+    return replace(window, setup=replace(setup, notes=(*setup.notes, note)))
+
+
+def _is_generating() -> bool:
+    """Returns whether a function called ``generate`` runs, as language models have one."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_name != _GENERATE:
+        frame = frame.f_back
+    return frame.f_code.co_name == _GENERATE
 
 
 def trains(optimizer: Optimizer, parameters: Container[int]) -> bool:

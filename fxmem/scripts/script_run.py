@@ -15,7 +15,7 @@ from fxmem.report.text import write_peak_place
 
 _PARTIAL = "The script was interrupted: these are the steps that it had ended."
 _ALIKE = 0.01  # share of the peak by which steps may differ and count as one
-APART = (Phase.LOADING, Phase.EVALUATION)
+APART = (Phase.LOADING, Phase.EVALUATION, Phase.GENERATION)
 """Phases of a script that are no part of its steps."""
 
 
@@ -82,6 +82,11 @@ class ScriptRun(Result):
         """The analysis of the evaluation with the highest peak; None for none."""
         return self.find_largest(Phase.EVALUATION)
 
+    @property
+    def generation(self) -> Analysis | None:
+        """The analysis of the calls of ``generate`` with the highest peak; None for none."""
+        return self.find_largest(Phase.GENERATION)
+
     def __repr__(self) -> str:
         peaks = [step.peak_bytes for step in self.steps]
         return f"ScriptRun(peak_bytes={peaks}, reads=<{len(self.reads)}>)"
@@ -102,6 +107,7 @@ class ScriptRun(Result):
         The first step is left out where its peak is that of the largest, or within 1 % of it.
         """
         largest, first = self.largest, self.steps[0]
+        first = first if find_apart(first) is None else largest
         windows = self._list_rows()
         sizes = [(Bytes(each.peak_bytes), Bytes(each.reserved_bytes)) for each in windows]
         rows = [
@@ -140,8 +146,8 @@ class ScriptRun(Result):
     def to_dict(self) -> dict[str, Any]:
         """Everything of the largest window, as :meth:`Analysis.to_dict` has it, and ``script``.
 
-        That has the peaks of steps, loading and evaluation, the lines that read values, the notes,
-        and whether the script was interrupted.
+        That has the peaks of steps, loading, evaluation and generation, the lines that read values,
+        the notes, and whether the script was interrupted.
         """
         script: dict[str, Any] = {"steps": [_summarize(step) for step in self.steps]}
         for phase in APART:

@@ -27,6 +27,7 @@ from fxmem.fakes.fake_mode import find_inner, find_kind
 from fxmem.fakes.stand_ins import stand_in
 from fxmem.graph import Category
 from fxmem.parallelism.wrapping import iterate_unsharded
+from fxmem.scripts.repeats.carried import list_carried, list_places
 from fxmem.scripts.repeats.left_out import LeftOutCalls
 from fxmem.scripts.repeats.micro_batches import MicroBatches
 from fxmem.scripts.script_recorder import ScriptRecorder
@@ -88,6 +89,8 @@ class ScriptTracer(Tracer):
     def begin_window(self) -> None:
         """Begins with no nodes."""
         self._log = NodeLog(self.model)
+        for root in self.roots.values():
+            self._log.add_model(root)
         self.micro_batches.forget()
         self.left_out.begin_window()
 
@@ -183,7 +186,9 @@ class ScriptTracer(Tracer):
                 return enter()
             if not self._recorder.makes_fakes:
                 enter = functools.partial(self.micro_batches.call, enter, module, (args, kwargs))
-            return self.left_out.call(enter, module, (args, kwargs))
+            result = self.left_out.call(enter, module, (args, kwargs))
+            self._label_carried(module, args, kwargs)
+            return result
 
         return call_module
 
@@ -223,6 +228,7 @@ class ScriptTracer(Tracer):
         while root in self.roots and self.roots[root] is not module:
             root += "_"
         self.roots[root] = module
+        self._log.add_model(module)
         for fqn, child in module.named_modules():
             if self._find_name(child) is None:
                 self._names[id(child)] = weakref.ref(child), read_fqn(f"{root}.{fqn}").strip(".")
@@ -237,6 +243,17 @@ class ScriptTracer(Tracer):
                 origin = find_origin(tensor)
                 if origin is None or nodes[origin.node].target in ("to", "cuda"):
                     self._recorder.label_input(tensor, name)
+
+    def _label_carried(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        """Labels what objects hold that a model is given without gradients, as a cache does."""
+        if torch.is_grad_enabled() or not list_carried((args, kwargs)):
+            return
+        with torch._C.DisableTorchFunction():
+            for name, value in bind_arguments(module, args, kwargs):
+                for place in list_places(list_carried(value)):
+                    if isinstance(place.value, Tensor):
+                        path = ".".join(map(str, (name, *place.path)))
+                        self._recorder.set_category(place.value, Category.KV_CACHE, path)
 
     def label_modules(self) -> dict[int, str]:
         """Labels parameters, buffers and gradients of the roots; names parameters by their ids."""

@@ -70,6 +70,10 @@ class Session:
         takes_fullest: Whether the steps get the largest batches of their loader.
         launcher: Names what runs, and counts the GPUs.
         keeps_real: Whether modules that are moved get their real tensors back in the end.
+
+    Attributes:
+        windows: As given.
+        fake_mode: The mode of the fakes.
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class Session:
     ) -> None:
         check_release()
         self.windows = windows
+        self.fake_mode = make_fake_mode()
         self._left = count_left()
         self._options = options
         self._noted: Mapping[str, None] = {}
@@ -121,7 +126,6 @@ class Session:
     def watch(self) -> Iterator[None]:
         """Records what runs within."""
         target, recorder = self._options.target, self._recorder
-        fake_mode = make_fake_mode()
         with contextlib.ExitStack() as stack:
             enter = self._enter = stack.enter_context
             enter(hold_process())
@@ -131,7 +135,7 @@ class Session:
             enter(offer_machine(self._options, count=count, memory=memory))
             enter(self._watch_torch())
             enter(watch_engine(self._begin_backward, self._run_engine))
-            enter(fake_mode)
+            enter(self.fake_mode)
             enter(recorder)
             recorder.begin_step()
             enter(watch_saved(recorder))
@@ -225,7 +229,7 @@ class Session:
         """Keeps what ran after the last step, or all of a script without one."""
         operations = self._recorder.operations[1:]
         ran = any(operation.name not in (EMPTY_CACHE, LOAD) for operation in operations)
-        if self._apart.phase is Phase.EVALUATION:
+        if self._apart.phase in (Phase.EVALUATION, Phase.GENERATION):
             with contextlib.suppress(EnoughSteps):
                 self._apart.end()
         elif ran and not self.windows.is_done:

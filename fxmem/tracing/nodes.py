@@ -99,8 +99,13 @@ class NodeLog:
         self._model = model
         self._writer = writer
         self._number = next(_logs)
-        self._own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        self._own: set[int] = set()
         self._occurrences: dict[str, int] = {}
+        self.add_model(model)
+
+    def add_model(self, model: nn.Module) -> None:
+        """Adds a model whose parameters and buffers no node makes, though one may return them."""
+        self._own |= {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
 
     def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Adds a node for each input of the model that holds a tensor."""

@@ -30,7 +30,7 @@ from fxmem.training.loops import SIDE_STREAMS, LoopFunction, plain
 from fxmem.training.losses import resolve_loss
 from fxmem.training.optimizers import resolve_optimizer
 
-MODES = ("train", "infer")
+MODES = ("train", "infer", "generate")
 FRONTENDS = ("fx", "record")
 TARGETS = {target.name: target for target in (CUDA, CPU)}
 LossChoice = str | Callable[[Any], torch.Tensor] | None
@@ -181,7 +181,7 @@ def check_mode(mode: object, inference_mode: bool = False) -> None:
             f"unknown mode {mode!r}",
             hint="did you mean infer?" if mode == "eval" else " or ".join(MODES),
         )
-    if inference_mode and mode != "infer":
+    if inference_mode and mode == "train":
         raise UsageError(f"inference_mode with mode={mode!r}", hint="mode='infer' (--mode infer)")
 
 

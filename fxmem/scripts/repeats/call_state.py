@@ -31,14 +31,15 @@ def read_state(module: nn.Module, arguments: Any) -> Any:
         for each in module.parameters()
     ]
     buffers = [id(each) for each in module.buffers()]
-    given = [*_describe_leaves(leaves)]
+    given = [*describe_leaves(leaves)]
     return (
         find_source(), id(module), structure, given, attributes, parameters, buffers,
         read_context(),
     )  # fmt: skip
 
 
-def _describe_leaves(leaves: Iterable[Any]) -> Iterable[Any]:
+def describe_leaves(leaves: Iterable[Any]) -> Iterable[Any]:
+    """Describes tensors by their layout, plain values by themselves and others by identity."""
     for leaf in leaves:
         if not isinstance(leaf, Tensor):
             yield leaf if isinstance(leaf, PLAIN) else id(leaf)

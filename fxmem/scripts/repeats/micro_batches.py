@@ -33,6 +33,7 @@ from fxmem.recording.segments import (
     read_segment,
 )
 from fxmem.scripts.repeats.call_state import read_generators, read_state
+from fxmem.scripts.repeats.carried import list_carried
 from fxmem.scripts.repeats.evaluations import Evaluations
 from fxmem.scripts.repeats.model_calls import (
     ModelCall,
@@ -133,12 +134,13 @@ class MicroBatches:
         tensors: list[Tensor | None] = []
         with torch._C.DisableTorchFunction():
             if drawn == read_generators() and call.state == read_state(module, arguments):
-                tensors, call.outputs, call.structure = read_outputs(recorder, log, result)
+                given = list_carried(arguments)
+                tensors, call.outputs, call.structure = read_outputs(recorder, log, result, given)
         call.tensors = []  # which the caller may free
         if torch.is_grad_enabled():
             self._calls.append(self._watch_gradients(_Backward(call, last_function), tensors))
         else:
-            self._evaluations.see_result(call)
+            self._evaluations.see_result(call, arguments)
         return result
 
     def begin_backward(self, losses: Iterable[Any]) -> None:

@@ -6,7 +6,7 @@ A call is answered with tensors that have no history but the copy of a segment o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,7 +25,11 @@ from fxmem.tracing.nodes import NodeLog
 
 @dataclass(slots=True)
 class ModelCall:
-    """A call of a model; storages and nodes by their indices, functions of autograd by numbers."""
+    """A call of a model; storages and nodes by their indices, functions of autograd by numbers.
+
+    ``held`` describes what the objects held that the model was given, ``kept`` what they hold when
+    it returns; None for what cannot be made again.
+    """
 
     state: Any
     start: Mark
@@ -36,6 +40,8 @@ class ModelCall:
     stop: Mark | None = None
     outputs: tuple[Any, ...] = ()
     structure: TreeSpec | None = None
+    held: tuple[Any, ...] = ()
+    kept: tuple[Any, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,13 @@ class Output:
     requires_grad: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """An object that a model was given and returned, by its number among them."""
+
+    number: int
+
+
 def begin_call(recorder: Recorder, log: NodeLog, module: nn.Module, arguments: Any) -> ModelCall:
     """Reads what decides over a call that begins."""
     with torch._C.DisableTorchFunction():
@@ -62,19 +75,22 @@ def begin_call(recorder: Recorder, log: NodeLog, module: nn.Module, arguments: A
 
 
 def read_outputs(
-    recorder: Recorder, log: NodeLog, result: Any
+    recorder: Recorder, log: NodeLog, result: Any, given: Sequence[Any] = ()
 ) -> tuple[list[Tensor | None], tuple[Any, ...], TreeSpec]:
     """Reads the outputs of a call.
 
     Returns:
-        The tensors, None for other leaves; an :class:`Output` for each, a plain value, or
-        ``NotImplemented`` for what cannot be made again; and the structure of the result.
+        The tensors, None for other leaves; an :class:`Output` for each, a plain value, an object
+        that was given, or ``NotImplemented`` for what cannot be made again; and the structure of
+        the result.
     """
     leaves, structure = tree_flatten(result)
     outputs: list[Any] = []
     for leaf in leaves:
         if not isinstance(leaf, Tensor):
-            outputs.append(leaf if isinstance(leaf, PLAIN) else NotImplemented)
+            passed = (Given(at) for at, each in enumerate(given) if each is leaf)
+            is_plain = isinstance(leaf, PLAIN)
+            outputs.append(leaf if is_plain else next(passed, NotImplemented))
             continue
         origin, storage = log.find_origin(leaf), recorder.track(leaf)
         # Compiled code marks no tensor as coming from a node, but names its buffers.
@@ -132,13 +148,18 @@ def make_outputs(recorder: Recorder, outputs: Iterable[Any]) -> list[Tensor]:
 
 
 def answer_call(
-    recorder: Recorder, log: NodeLog, outputs: Iterable[Any], made: Iterable[Tensor]
+    recorder: Recorder,
+    log: NodeLog,
+    outputs: Iterable[Any],
+    made: Iterable[Tensor],
+    given: Sequence[Any] = (),
 ) -> list[Any]:
     """Returns the leaves of a result, each tensor on the storage that is recorded for it."""
     tensors = iter(made)
     leaves = []
     for each in outputs:
         leaf = next(tensors) if isinstance(each, Output) else each
+        leaf = given[each.number] if isinstance(each, Given) else leaf
         leaves.append(leaf)
         if isinstance(each, Output):
             recorder.ledger.adopt(leaf, each.storage)
