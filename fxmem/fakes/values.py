@@ -30,6 +30,8 @@ from fxmem.source import Span, find_span
 
 MAX_ELEMENTS = 1 << 16
 """Larger tensors get no value: computing them would take time and memory."""
+_MOST_WHOLE = 1 << 20
+"""The same of integers and truth values, such as the mask of many long texts."""
 
 DRAW, ROUTING = "draw", "routing"
 """Values that are assumed: a random number, and the experts that tokens are sent to."""
@@ -74,14 +76,21 @@ def attach_value(
     fake.__dict__[_VALUE] = Value(real, memory or Memory(), assumed, most)
 
 
-def find_most_elements(values: Iterable[Value]) -> int:
-    """Finds how large a result of known values may be to get a value itself."""
-    return _MOST_ROUTED if any(v.assumed == ROUTING for v in values) else MAX_ELEMENTS
+def is_whole(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor is of integers or truth values."""
+    return not (tensor.is_floating_point() or tensor.is_complex())
+
+
+def find_most_elements(*tensors: torch.Tensor, values: Iterable[Value] = ()) -> int:
+    """Finds how large tensors may be together to get values, such as results of known values."""
+    if any(value.assumed == ROUTING for value in values):
+        return _MOST_ROUTED
+    return _MOST_WHOLE if all(map(is_whole, tensors)) else MAX_ELEMENTS
 
 
 def remember_constant(fake: torch.Tensor, real: torch.Tensor) -> None:
     """Keeps the value of a small real tensor that the user's code holds."""
-    if real.device.type == "cpu" and real.numel() <= MAX_ELEMENTS:
+    if real.device.type == "cpu" and real.numel() <= find_most_elements(real):
         with _disable_current_modes():
             attach_value(fake, real.detach().clone(), Memory(held=True))
 
@@ -108,7 +117,8 @@ def find_partly_known(tensor: torch.Tensor) -> Value | None:
         if tensor.constant is None:
             return None
         return Value(tensor.constant, Memory(held=_HELD in tensor.__dict__))
-    if type(tensor) is torch.Tensor and tensor.numel() <= MAX_ELEMENTS:  # a real one, mixed in
+    is_real = type(tensor) is torch.Tensor  # mixed in
+    if is_real and tensor.numel() <= find_most_elements(tensor):
         return Value(tensor, Memory(held=True))
     return None
 

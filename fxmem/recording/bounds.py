@@ -21,9 +21,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fxmem.fakes.values import (
-    MAX_ELEMENTS,
     Memory,
     attach_value,
+    find_most_elements,
     find_partly_known,
 )
 
@@ -50,7 +50,7 @@ def find_bounds(tensor: Tensor) -> Bounds | None:
     value = find_partly_known(tensor)
     if value is not None:
         return value.real, value.real if value.most is None else value.most
-    if tensor.dtype != torch.bool or tensor.numel() > MAX_ELEMENTS:
+    if tensor.dtype != torch.bool or tensor.numel() > find_most_elements(tensor):
         return None
     with _disable_current_modes():
         least = torch.zeros(tuple(tensor.shape), dtype=torch.bool)
@@ -71,7 +71,7 @@ def bound_result(
     is_view, is_pointwise = _list_traits(func)
     if not (is_view or is_pointwise or func.name() in _RISING):
         return
-    if not results or sum(result.numel() for result in results) > MAX_ELEMENTS:
+    if not results or sum(result.numel() for result in results) > find_most_elements(*results):
         return
     values = [value for value in map(find_partly_known, tensors) if value is not None]
     if not values and (is_view or results[0].dtype == torch.bool):

@@ -30,7 +30,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from fxmem.fakes.containers import PLAIN
 from fxmem.fakes.values import (
     DRAW,
-    MAX_ELEMENTS,
     ROUTING,
     Memory,
     Value,
@@ -41,6 +40,7 @@ from fxmem.fakes.values import (
     find_most_elements,
     find_passing_answer,
     find_value,
+    is_whole,
     remember_constant,
     remember_count,
 )
@@ -107,8 +107,7 @@ _replace_test(torch.isnan, False)
 
 def is_index(tensor: Tensor) -> bool:
     """Returns whether a tensor is small, and of integers or truth values."""
-    whole = not (tensor.is_floating_point() or tensor.is_complex())
-    return whole and tensor.numel() <= MAX_ELEMENTS
+    return is_whole(tensor) and tensor.numel() <= find_most_elements(tensor)
 
 
 def is_known_index(args: tuple[Any, ...]) -> bool:
@@ -168,7 +167,7 @@ def see_result(
         _fill(result, 0.5, 1, assumed=DRAW)
         return
     if func in _FILLS:
-        _fill(result, _FILLS[func](args), MAX_ELEMENTS)
+        _fill(result, _FILLS[func](args), find_most_elements(result))
         return
     tensors, fakes = list_tensors((args, kwargs)), list_tensors((result,))
     found: list[Value] = []
@@ -184,7 +183,7 @@ def see_result(
         found.append(value)
     if (not found and func not in _FACTORIES) or not fakes:
         return
-    if sum(fake.numel() for fake in fakes) > find_most_elements(found):
+    if sum(fake.numel() for fake in fakes) > find_most_elements(*fakes, values=found):
         return
     try:
         reals = list_tensors((_run_real(func, args, kwargs),))

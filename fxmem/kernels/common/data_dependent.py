@@ -207,7 +207,7 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     result = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
     result.scatter_(-1, tensor.unsqueeze(-1), 1)
     value = find_known(tensor)
-    if value is not None and MAX_ELEMENTS < result.numel() <= find_most_elements([value]):
+    if value is not None and MAX_ELEMENTS < result.numel() <= find_most_elements(values=[value]):
         with _disable_current_modes():  # in bytes: only ones are counted, and looked for
             real = torch.zeros(shape, dtype=torch.uint8).scatter_(-1, value.real.unsqueeze(-1), 1)
             attach_value(result, real, Memory(held=True), assumed=value.assumed)
