@@ -62,6 +62,7 @@ def analyze(
     new_tokens: int = 128,
     device: str | torch.device = "cuda",
     gpu: str | None = None,
+    reserve: str | int | None = None,
     attention: str | None = None,
     dtype: DtypeChoice = None,
     autocast: DtypeChoice = None,
@@ -102,6 +103,8 @@ def analyze(
         gpu: The target GPU (``"h100"``, ``"rtx4090"``): its architecture decides which kernels
             run, its capacity whether the step fits. None for an A100's architecture and
             unlimited memory.
+        reserve: Memory of the GPU that is kept for others, such as an engine that serves beside a
+            training, in bytes or as ``"12GiB"``.
         attention: What ``scaled_dot_product_attention`` tries first: ``"flash"``, ``"cudnn"``,
             ``"efficient"`` or ``"math"``. None for PyTorch's order on that GPU.
         dtype: The dtype that parameters and floating inputs are cast to.
@@ -157,7 +160,7 @@ def analyze(
     'cuda'
     """
     check_release()
-    options = resolve_device(device, gpu, attention, alloc_conf, size_hint)
+    options = resolve_device(device, gpu, attention, alloc_conf, size_hint, reserve)
     check_mode(mode, inference_mode)
     layout = resolve_layout(mesh, parallelize, rank)
     outputs = None if hold_outputs is None else "next step" if hold_outputs else "step"

@@ -102,7 +102,11 @@ def max_batch(
         )
     if multiple_of is not None and multiple_of < 1:
         raise UsageError(f"a size cannot be a multiple of {multiple_of}", hint="1 or more")
-    memory_bytes = find_gpu(gpu or "").capacity_bytes if memory is None else resolve_bytes(memory)
+    if memory is None:
+        kept_bytes = resolve_bytes(options.get("reserve") or 0)
+        memory_bytes = max(find_gpu(gpu or "").capacity_bytes - kept_bytes, 0)
+    else:
+        memory_bytes = resolve_bytes(memory)
     margin_bytes = resolve_margin(margin, memory_bytes)
     found = find_axis(args, kwargs, axis)
 

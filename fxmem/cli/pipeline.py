@@ -82,7 +82,8 @@ def run_command(arguments: argparse.Namespace) -> int:
     dtype = None if arguments.dtype is None else parse_dtype(arguments.dtype)
     mesh: Any = None if arguments.mesh is None else parse_mesh(arguments.mesh)
     kind = choose_format(arguments)
-    names = "schedule microbatches ranks device gpu attention optimizer loss alloc_conf".split()
+    names = "schedule microbatches ranks device gpu reserve attention optimizer loss".split()
+    names.append("alloc_conf")
     with show_progress(f"recording {arguments.target}"), run_user_code(arguments.target):
         found = fxmem.pipeline(
             arguments.target,

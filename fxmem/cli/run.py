@@ -82,7 +82,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     progress = Progress()
     details = lambda: progress.describe()  # noqa: E731 - another one, once the script runs
     shown = show_progress(f"running {arguments.script}", details=details)
-    names = "is_module steps until fullest device gpu attention alloc_conf compile".split()
+    names = "is_module steps until fullest device gpu reserve attention alloc_conf compile".split()
     names += ["activation_memory_budget", "world_size", "rank"]
     try:
         with shown, contextlib.redirect_stdout(sys.stderr):

@@ -172,6 +172,11 @@ def add_gpu_options(parser: argparse.ArgumentParser, exits: str = "") -> None:
     device.add_argument("--device", default="cuda", help="cuda or cpu (default: %(default)s)")
     device.add_argument("--gpu", metavar="NAME", help=f"the target GPU: h100, rtx4090, ...{exits}")
     device.add_argument(
+        "--reserve",
+        metavar="SIZE",
+        help="memory of the GPU that is kept for others, e.g. 12GiB for an engine that serves",
+    )
+    device.add_argument(
         "--attention",
         metavar="BACKEND",
         help="flash, cudnn, efficient or math: what scaled_dot_product_attention tries first "
@@ -272,7 +277,7 @@ def parse_step(arguments: argparse.Namespace) -> StepChoice:
         if arguments.mode != "generate" or args:
             raise UsageError("--prompt is for --mode generate", hint="or give it by --input alone")
         args = (parse_spec(f"{arguments.batch}x{arguments.prompt}:int64"),)
-    names = "mode inference_mode device gpu attention autocast loop accumulate alloc_conf "
+    names = "mode inference_mode device gpu reserve attention autocast loop accumulate alloc_conf "
     names += "optimizer loss frontend"
     options = {name: getattr(arguments, name) for name in names.split()}
     options |= {

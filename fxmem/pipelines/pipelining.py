@@ -55,6 +55,7 @@ def pipeline(
     ranks: int | None = None,
     device: str | torch.device = "cuda",
     gpu: str | None = None,
+    reserve: str | int | None = None,
     attention: str | None = None,
     dtype: DtypeChoice = None,
     optimizer: OptimizerChoice = None,
@@ -86,6 +87,7 @@ def pipeline(
             for a schedule of several stages a rank.
         device: As for :func:`analyze`.
         gpu: As for :func:`analyze`.
+        reserve: As for :func:`analyze`.
         attention: As for :func:`analyze`.
         dtype: As for :func:`analyze`.
         optimizer: As for :func:`analyze`; each stage has one.
@@ -110,7 +112,7 @@ def pipeline(
     check_release()
     layout = resolve_layout(mesh, parallelize, 0)
     chosen = replace(
-        resolve_device(device, gpu, attention, alloc_conf, size_hint),
+        resolve_device(device, gpu, attention, alloc_conf, size_hint, reserve),
         dtype=resolve_dtype(dtype),
         layout=layout,
     )

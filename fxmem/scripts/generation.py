@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fxmem.analysis import Analysis
 from fxmem.errors import FxmemError, TraceError, UsageError
-from fxmem.fakes.fake_mode import find_dtype, read_leaf
-from fxmem.fakes.values import forget_value
+from fxmem.fakes.swapping import swap_in_fakes
+from fxmem.fakes.values import is_whole
 from fxmem.loading.inputs import check_model
-from fxmem.loading.target import load_target, prepare_targets
-from fxmem.parallelism.process_group import run_outside_modes
+from fxmem.loading.target import load_target
 from fxmem.scripts.launchers import Launcher
 from fxmem.scripts.session import Session
 from fxmem.scripts.windows import EnoughSteps, Windows
-from fxmem.specs import TensorSpec
 from fxmem.training.failures import explain_failure
 from fxmem.training.options import Options
 
@@ -85,14 +82,19 @@ def record_generation(
         raise UsageError(f"--new must be 1 or more, got {new_tokens}")
     launcher = Launcher(0, None)
     launcher.script = model if isinstance(model, str) else type(model).__name__
-    session = Session(options, Windows(1), launcher, keeps_real=True)
+    session = Session(options, Windows(1), launcher)
+    built = load_target(model, session.fake_mode) if isinstance(model, str) else model
+    check_model(built)
+    fakes = swap_in_fakes(built, session.fake_mode, args, kwargs, dtype=options.dtype, train=False)
     try:
-        with session.watch(), launcher.take_place(), prepare_targets(model):
-            with _prepare_model(model, session.fake_mode, options) as prepared:
-                given = tree_map(lambda leaf: _make_input(leaf, options), (args, dict(kwargs)))
-                under = torch.inference_mode() if options.inference_mode else torch.no_grad()
-                with under, _autocast(options), contextlib.suppress(EnoughSteps):
-                    generate(prepared, given[0], given[1], new_tokens)
+        with fakes as (*given, _), session.watch(), launcher.take_place():
+            device = options.target.name
+            given, named = tree_map_only(Tensor, lambda tensor: tensor.to(device), given)
+            if _takes_mask(built, given, named):
+                named["attention_mask"] = torch.ones_like(given[0])  # no prompt is padded
+            under = torch.inference_mode() if options.inference_mode else torch.no_grad()
+            with under, _autocast(options), contextlib.suppress(EnoughSteps):
+                generate(built.to(device), given, named, new_tokens)
             session.end()
     except FxmemError:
         raise
@@ -106,37 +108,11 @@ def record_generation(
     return replace(found, setup=replace(found.setup, notes=notes))
 
 
-@contextlib.contextmanager
-def _prepare_model(
-    model: nn.Module | str, fake_mode: FakeTensorMode, options: Options
-) -> Iterator[nn.Module]:
-    """Moves a model to the device, cast and in ``eval()``."""
-    built = model
-    if isinstance(built, str):
-        with run_outside_modes():
-            built = load_target(built, fake_mode)
-    check_model(built)
-    trained = [module for module in built.modules() if module.training]
-    try:
-        yield built.eval().to(options.target.name, find_dtype(options.dtype))
-    finally:
-        for module in trained:
-            module.training = True
-
-
-def _make_input(leaf: Any, options: Options) -> Any:
-    """Puts an input on the device; of unknown values where only its spec is given."""
-    spec = read_leaf(leaf)
-    is_spec = isinstance(spec, TensorSpec)
-    if isinstance(spec, TensorSpec):
-        leaf = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
-    if not isinstance(leaf, Tensor):
-        return leaf
-    cast_to = find_dtype(options.dtype) if leaf.is_floating_point() else None
-    placed: Any = leaf.to(options.target.name, cast_to)
-    if is_spec:
-        forget_value(placed)
-    return placed
+def _takes_mask(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Returns whether a model would look for padding among the tokens of prompts."""
+    parameters = inspect.signature(model.forward).parameters
+    is_given = "attention_mask" in kwargs or len(args) != 1 or not is_whole(args[0])
+    return not is_given and "attention_mask" in parameters and hasattr(model, "generation_config")
 
 
 def _autocast(options: Options) -> contextlib.AbstractContextManager[Any]:

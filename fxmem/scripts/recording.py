@@ -121,6 +121,7 @@ def record(
     steps: int | None = None,
     device: str = "cuda",
     gpu: str | None = None,
+    reserve: str | int | None = None,
     attention: str | None = None,
     alloc_conf: str | None = None,
     size_hint: SizeHint = None,
@@ -140,6 +141,7 @@ def record(
         steps: As for :func:`fxmem.run`, like the other arguments.
         device: ``"cuda"``, or ``"cpu"`` for code that trains there.
         gpu: The target GPU.
+        reserve: Memory of it that is kept for others.
         attention: The backend of attention that is assumed.
         alloc_conf: As ``PYTORCH_ALLOC_CONF``.
         size_hint: How many elements ``nonzero``, boolean masks and the like find; None for all.
@@ -162,7 +164,7 @@ def record(
     >>> model.weight.device.type
     'cpu'
     """
-    options = resolve_device(device, gpu, attention, alloc_conf, size_hint)
+    options = resolve_device(device, gpu, attention, alloc_conf, size_hint, reserve)
     chosen = resolve_compilation(None if compile else False, activation_memory_budget)
     options = replace(options, compilation=chosen)
     launcher = Launcher(rank, world_size)

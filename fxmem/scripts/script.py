@@ -29,6 +29,7 @@ def run(
     fullest: bool = False,
     device: str = "cuda",
     gpu: str | None = None,
+    reserve: str | int | None = None,
     attention: str | None = None,
     alloc_conf: str | None = None,
     size_hint: SizeHint = None,
@@ -58,6 +59,7 @@ def run(
             and give them its largest batches.
         device: ``"cuda"``; or ``"cpu"``, for a script that finds no GPU and trains on the CPU.
         gpu: As for :func:`analyze`.
+        reserve: As for :func:`analyze`.
         attention: As for :func:`analyze`.
         alloc_conf: As for :func:`analyze`.
         size_hint: How many elements ``nonzero``, boolean masks and the like find; None for all.
@@ -75,7 +77,7 @@ def run(
         TraceError: The script fails, or ends before a step.
     """
     launcher = Launcher(rank, world_size)
-    options = resolve_device(device, gpu, attention, alloc_conf, size_hint)
+    options = resolve_device(device, gpu, attention, alloc_conf, size_hint, reserve)
     chosen = resolve_compilation(None if compile else False, activation_memory_budget)
     options = replace(options, compilation=chosen)
     if until not in (None, *UNTIL):

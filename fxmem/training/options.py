@@ -29,6 +29,7 @@ from fxmem.specs import parse_dtype, strip_torch
 from fxmem.training.loops import SIDE_STREAMS, LoopFunction, plain
 from fxmem.training.losses import resolve_loss
 from fxmem.training.optimizers import resolve_optimizer
+from fxmem.units import format_bytes, resolve_bytes
 
 MODES = ("train", "infer", "generate")
 FRONTENDS = ("fx", "record")
@@ -61,6 +62,7 @@ class Options:
     # of torch.compile; None where it is left out
     compilation: Compilation | None = field(default_factory=Compilation)
     layout: Layout | None = None  # on a mesh of processes; None for one process
+    reserved_bytes: int = 0  # of the GPU, which ``gpu`` is without
 
     @property
     def autocast_to(self) -> torch.dtype | None:
@@ -77,6 +79,8 @@ class Options:
         names = [*operators]
         yield from self.target.list_uncounted(names)
         yield from note_preference(names, self.architecture)
+        if self.reserved_bytes:
+            yield f"{format_bytes(self.reserved_bytes)} of the GPU are kept for others (reserve)."
 
 
 def resolve_device(
@@ -85,6 +89,7 @@ def resolve_device(
     attention: str | None,
     alloc_conf: str | None,
     size_hint: SizeHint,
+    reserve: str | int | None = None,
 ) -> Options:
     """Checks the options that every recording has, and finds the objects that they name.
 
@@ -102,9 +107,14 @@ def resolve_device(
     if attention is not None and device != "cuda":
         raise UsageError(f"attention={attention!r} with device={device!r}", hint="device='cuda'")
     model = None if gpu is None else find_gpu(gpu)
+    reserved_bytes = 0 if reserve is None else resolve_bytes(reserve)
+    capacity_bytes = 0 if model is None else model.capacity_bytes - reserved_bytes
+    if reserved_bytes and capacity_bytes <= 0:
+        raise UsageError(f"reserve={reserve!r} with gpu={gpu!r}", hint="a part of a GPU's memory")
     return Options(
         target=TARGETS[device],
-        gpu=model,
+        gpu=None if model is None else replace(model, capacity_bytes=capacity_bytes),
+        reserved_bytes=reserved_bytes,
         architecture=replace(describe_gpu(model), attention=attention),
         settings=_find_settings(device, alloc_conf),
         size_hint=size_hint,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -115,3 +116,145 @@ def test_calls_of_a_cache_that_grows_otherwise_run() -> None:
 
     _, ran = record(generate, Attending())
     assert len(ran) == 7  # the fifth is like the three before
+
+
+def test_a_model_that_is_analysed_is_left_unchanged() -> None:
+    model = Attending()
+    weight = model.embed.weight
+    analysis = fxmem.analyze(
+        model, "2x50:int64", mode="generate", new_tokens=9, gpu="h100", dtype="bf16"
+    )
+    assert analysis.setup.mode == "generate" and analysis.setup.inputs == ("2x50:int64",)
+    assert model.training and model.embed.weight is weight and weight.dtype is torch.float32
+    assert analysis.parameter_bytes == 2 * 2 * 100 * 64 + 2 * 100
+    assert any(
+        note.startswith("Of 9 calls of the model the first") for note in analysis.setup.notes
+    )
+    # While the last keys are made, those before are there, each in blocks of 512 bytes.
+    assert analysis.kv_cache_bytes == 2 * 29 * 512
+    live = {s.name for s in analysis.peak.live if s.category is fxmem.Category.KV_CACHE}
+    assert live == {"cache.keys"}
+
+
+class Greedy(nn.Module):
+    """A model of logits, without a method to generate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 50))
+
+    def forward(self, tokens: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.layers(tokens)}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_model_without_a_method_generates_greedily(device: str) -> None:
+    analysis = fxmem.analyze(Greedy(), "4x20:int64", mode="generate", new_tokens=5, device=device)
+    shapes = [node.shape for node in analysis.graph.nodes if node.target == "Linear"]
+    assert shapes == [(4, length, 50) for length in range(20, 25)]
+
+
+class NoName(Greedy):
+    def generate(self, tokens: Tensor, count: int) -> Tensor:
+        return tokens
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "options", "message"),
+    [
+        (nn.Linear(4, 4), "2x4", {}, "Linear has no method generate, and does not return logits"),
+        (NoName(), "2x4:int64", {}, "NoName.generate takes no max_new_tokens"),
+        (Greedy(), "2x4:int64", {"new_tokens": 0}, "--new must be 1 or more, got 0"),
+        (Greedy(), "2x4:int64", {"mesh": {"dp": 2}, "parallelize": "ddp"}, "generation on a mesh"),
+        (Greedy(), "2x4:int64", {"gpu": "h100", "reserve": "99GiB"}, "reserve='99GiB' with gpu="),
+        (Greedy(), "2x4:int64", {"reserve": "1GiB"}, "reserve='1GiB' with gpu=None"),
+    ],
+)
+def test_errors(model: nn.Module, inputs: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(fxmem.UsageError, match=message):
+        fxmem.analyze(model, inputs, mode="generate", **options)
+
+
+def test_no_plan_is_made_of_a_generation() -> None:
+    analysis = fxmem.analyze(Greedy(), "2x4:int64", mode="generate", new_tokens=2)
+    with pytest.raises(fxmem.UsageError, match="a plan is for a step, and this is a generation"):
+        fxmem.plan(analysis, budget="1GiB")
+
+
+def test_a_reserve_is_no_room() -> None:
+    options = {"mode": "generate", "new_tokens": 2, "gpu": "h100"}
+    assert fxmem.analyze(Greedy(), "2x4:int64", **options).fits
+    analysis = fxmem.analyze(Greedy(), "2x4:int64", **options, reserve="79GiB")
+    assert not analysis.fits
+    assert "79.00 GiB of the GPU are kept for others (reserve)." in str(analysis)
+    one = fxmem.max_batch(Greedy(), "8x64:int64", gpu="h100", mode="infer", reserve="40GiB")
+    assert one.memory_bytes < 40 << 30
+
+
+def test_masks_of_long_prompts_are_known() -> None:
+    from benchmarks.cases import import_torchvision
+    from benchmarks.generation import CASES
+
+    import_torchvision()
+    model = CASES["Llama, grouped heads"][0]()
+    analysis = fxmem.analyze(model, "40x2000:int64", mode="generate", new_tokens=2)
+    largest = max(s.nbytes for s in analysis.graph.storages if s.dtype == "bool")
+    assert largest <= 2000 * 2000  # a causal mask
+
+
+SCRIPT = """
+import sys
+import torch
+from torch import nn
+
+device = sys.argv[1]
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(50, 32), nn.Linear(32, 50)
+
+    def forward(self, tokens):
+        return self.head(self.embed(tokens))
+
+    @torch.no_grad()
+    def generate(self, tokens, count):
+        for _ in range(count):
+            tokens = torch.cat([tokens, self(tokens)[:, -1:].argmax(-1)], dim=1)
+        return tokens
+
+model = Net().to(device)
+judge = Net().to(device).eval()
+optimizer = torch.optim.SGD(model.parameters())
+def make(batch):
+    return torch.randint(0, 50, (batch, 10)).to(device)
+
+for step in range(3):
+    texts = model.generate(make(64), 20)  # a rollout, in train()
+    judge.generate(texts, 2)
+    model(make(8)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+model.eval()
+with torch.no_grad():
+    for _ in range(2):
+        model(make(16))
+        model.generate(make(16), 3)
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_generations_of_a_script(tmp_path: Path, device: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    run = fxmem.run(str(script), [device], device=device, until="evaluation")
+    names = [window.setup.window for window in run.windows]
+    assert [name for name in names if "generation" in name] == [
+        "generation before step 1", "generation after step 1", "generation after step 2",
+    ]  # fmt: skip
+    assert names[-1] == "evaluation after step 3"  # which generates, too
+    generation = run.generation
+    assert generation is not None and generation.peak.phase is fxmem.Phase.GENERATION
+    assert generation.peak_bytes > run.steps[-1].peak_bytes
+    assert any("Of 22 calls of the model" in note for note in generation.setup.notes)
+    assert run.to_dict()["script"]["generation"]["peak_bytes"] == generation.peak_bytes
