@@ -159,10 +159,10 @@ def _explain_command(name: str) -> str:
 def _explain_unknown(unknown: list[str], parser: argparse.ArgumentParser) -> str:
     name = unknown[0].partition("=")[0]
     close = suggest_names(name, parser._option_string_actions)
-    if name.startswith("-") and close:
-        hint = close
-    elif name.startswith("-") and "batch" in name:
+    if name.startswith("--batch-"):
         hint = "the batch is the first size of each --input; fxmem max-batch finds the largest"
+    elif name.startswith("-") and close:
+        hint = close
     elif name[:1].isdigit():
         hint = f"a shape is given as --input {name}"
     else:

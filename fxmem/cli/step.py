@@ -55,8 +55,8 @@ def add_step_options(
         "prompt that --input or --prompt gives (default: %(default)s)",
     )
     add_count(step, "--prompt", "tokens of each prompt, for --mode generate")
-    add_count(step, "--batch", "prompts", 1)
-    add_count(step, "--new", "tokens that are generated", 128)
+    add_count(step, "--batch", "prompts, with --prompt (default: 1)")
+    add_count(step, "--new", "tokens that are generated, for --mode generate (default: 128)")
     step.add_argument(
         "--inference-mode",
         action="store_true",
@@ -273,15 +273,23 @@ def parse_step(arguments: argparse.Namespace) -> StepChoice:
         UsageError: An input or a number that cannot be understood.
     """
     args, kwargs = parse_inputs(arguments.inputs)
-    if arguments.prompt is not None:
-        if arguments.mode != "generate" or args:
-            raise UsageError("--prompt is for --mode generate", hint="or give it by --input alone")
-        args = (parse_spec(f"{arguments.batch}x{arguments.prompt}:int64"),)
+    if arguments.mode != "generate":
+        for name in ("prompt", "batch", "new"):
+            if getattr(arguments, name) is not None:
+                raise UsageError(
+                    f"--{name} is for --mode generate", hint="inputs are --input 8x128"
+                )
+    elif arguments.prompt is not None:
+        if args:
+            raise UsageError("--prompt and --input", hint="the prompt is one of them")
+        args = (parse_spec(f"{arguments.batch or 1}x{arguments.prompt}:int64"),)
+    elif arguments.batch is not None:
+        raise UsageError("--batch without --prompt", hint="--prompt 2048")
     names = "mode inference_mode device gpu reserve attention autocast loop accumulate alloc_conf "
     names += "optimizer loss frontend"
     options = {name: getattr(arguments, name) for name in names.split()}
     options |= {
-        "new_tokens": arguments.new,
+        "new_tokens": 128 if arguments.new is None else arguments.new,
         "compile": getattr(arguments, "compile", False),
         "activation_memory_budget": getattr(arguments, "activation_memory_budget", None),
         "set_to_none": False if arguments.keep_gradients else None,

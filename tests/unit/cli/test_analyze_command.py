@@ -126,6 +126,8 @@ def test_options_reach_analyze(calls: list[tuple[tuple[Any, ...], dict[str, Any]
         "inference_mode": True,
         "device": "cuda",
         "gpu": "h100",
+        "reserve": None,
+        "new_tokens": 128,
         "attention": "flash",
         "dtype": "bfloat16",
         "autocast": "bf16",

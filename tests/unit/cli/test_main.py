@@ -113,6 +113,15 @@ NO_FOLDER = "no folder '/no/such/folder' (create it first)"
             "(the batch is the first size of each --input; fxmem max-batch finds the largest)",
         ),
         (
+            f"{ANALYZE} --prompt 8",
+            "--prompt is for --mode generate (inputs are --input 8x128)",
+        ),
+        (
+            f"{ANALYZE} --mode generate --prompt 8",
+            "--prompt and --input (the prompt is one of them)",
+        ),
+        ("analyze x:y --mode generate --batch 8", "--batch without --prompt (--prompt 2048)"),
+        (
             f"{ANALYZE} 8x3x224x224",
             "unrecognized arguments: 8x3x224x224 (a shape is given as --input 8x3x224x224)",
         ),
