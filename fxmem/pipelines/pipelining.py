@@ -111,11 +111,8 @@ def pipeline(
     """
     check_release()
     layout = resolve_layout(mesh, parallelize, 0)
-    chosen = replace(
-        resolve_device(device, gpu, attention, alloc_conf, size_hint, reserve),
-        dtype=resolve_dtype(dtype),
-        layout=layout,
-    )
+    chosen = resolve_device(device, gpu, attention, alloc_conf, size_hint, reserve)
+    chosen = replace(chosen, dtype=resolve_dtype(dtype), layout=layout)
     check_choices(loss, optimizer)
     _check_layout(layout, return_outputs)
     inputs = gather_inputs(args, kwargs)
