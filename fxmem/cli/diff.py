@@ -16,14 +16,19 @@ from fxmem.cli.output import (
     EXIT_FINDING,
     add_output_options,
     choose_format,
+    parse_budget,
+    read_bytes,
     read_text,
     show_progress,
     write_line,
     write_result,
 )
 from fxmem.cli.step import add_step_options, analyze_step, list_given, parse_step, write_options
+from fxmem.comparison.alignment import Alignment, align_snapshot
 from fxmem.comparison.changes import Footprint, read_footprint
 from fxmem.comparison.comparison import Comparison, compare, measure_allowance
+from fxmem.comparison.measured import Verdict, explain_measured
+from fxmem.comparison.snapshot import read_snapshot
 from fxmem.errors import LoadError, UsageError
 from fxmem.graph import is_installed
 from fxmem.report.json_report import parse_report
@@ -31,6 +36,7 @@ from fxmem.units import format_bytes
 
 _CHILD = "import sys; sys.path.pop(0); from fxmem.cli import main; sys.exit(main(sys.argv[1:]))"
 """Not ``-m fxmem``, which would prefer a folder of that name in the repository."""
+_SNAPSHOTS = (".pickle", ".pkl")
 _ERROR = "fxmem: error: "
 HELP = "what grew between two reports, or since a revision"
 DESCRIPTION = """\
@@ -39,10 +45,14 @@ source lines. BEFORE and AFTER are reports of fxmem analyze --json -o FILE.json;
 --git, a TARGET is analysed at a revision and in the working tree."""
 _USAGE = """\
 fxmem diff BEFORE.json AFTER.json [options]
+       fxmem diff REPORT.json SNAPSHOT.pickle [options]
+       fxmem diff REPORT.json --measured SIZE [options]
        fxmem diff TARGET --git REVISION [--input SHAPE]... [options]"""
 EPILOG = """\
 examples:
   fxmem diff before.json after.json
+  fxmem diff report.json --measured 17.4GiB
+  fxmem diff report.json snapshot.pickle
   fxmem diff net.py:Net --input 8x64 --git main --fail-above 2%
   fxmem diff net.py:Net --input 8x64 --git origin/main --fail-above 100MiB --format markdown
 
@@ -61,6 +71,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--git", metavar="REVISION", help="analyse TARGET at this revision and in the working tree"
     )
     result.add_argument(
+        "--measured",
+        metavar="SIZE",
+        help="compare the report with a peak that was measured, e.g. 17.4GiB, and say what could "
+        "make the difference",
+    )
+    result.add_argument(
         "--fail-above", metavar="GROWTH", help="exit 1 if the peak grows by more: 2%% or 100MiB"
     )
 
@@ -70,6 +86,12 @@ def run_command(arguments: argparse.Namespace) -> int:
     if arguments.fail_above is not None:
         measure_allowance(arguments.fail_above, 0)
     kind = choose_format(arguments)
+    if arguments.target.endswith(_SNAPSHOTS) or (arguments.after or "").endswith(_SNAPSHOTS):
+        write_result(_align(arguments), kind, arguments.output)
+        return 0
+    if arguments.measured is not None:
+        write_result(_explain_measured(arguments), kind, arguments.output)
+        return 0
     comparison = (_compare_with_revision if arguments.git else _compare_reports)(arguments)
     before, growth = comparison.before.peak_bytes, comparison.growth_bytes
     limit = arguments.fail_above
@@ -91,6 +113,30 @@ def _compare_with_revision(arguments: argparse.Namespace) -> Comparison:
         before, name = analyze_revision(target, write_options(values), revision)
         after = read_footprint(analyze_step(step).to_dict(), find_root(os.getcwd()))
     return compare(before, after, names=(name, "working tree"))
+
+
+def _align(arguments: argparse.Namespace) -> Alignment:
+    paths = sorted(filter(None, (arguments.target, arguments.after)), key=_is_snapshot)
+    if list_given(arguments) or [*map(_is_snapshot, paths)] != [False, True]:
+        hint = "fxmem diff snapshot.pickle report.json"
+        raise UsageError("a snapshot is compared with one saved report", hint=hint)
+    report, name = paths
+    with show_progress(f"aligning {name}"):
+        snapshot = read_snapshot(read_bytes(name, "snapshot"))
+        values = parse_report(read_text(report, "report"))
+        return align_snapshot(values, snapshot, (report, name))
+
+
+def _is_snapshot(path: str) -> bool:
+    return path.endswith(_SNAPSHOTS)
+
+
+def _explain_measured(arguments: argparse.Namespace) -> Verdict:
+    path, measured_bytes = arguments.target, parse_budget(arguments.measured)
+    if arguments.after is not None or list_given(arguments) or not path.endswith(".json"):
+        hint = "fxmem diff report.json --measured 17.4GiB"
+        raise UsageError("--measured is compared with one saved report", hint=hint)
+    return explain_measured(parse_report(read_text(path, "report")), measured_bytes)
 
 
 def _compare_reports(arguments: argparse.Namespace) -> Comparison:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from fxmem.errors import UsageError
@@ -189,11 +190,18 @@ def read_text(path: str, what: str, hint: str = "") -> str:
         UsageError: It cannot be read.
     """
     try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not text"
-        raise UsageError(f"cannot read the {what} {path!r}: {reason}", hint=hint) from error
+        return read_bytes(path, what, hint).decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"cannot read the {what} {path!r}: not text", hint=hint) from error
+
+
+def read_bytes(path: str, what: str, hint: str = "") -> bytes:
+    """Reads a file that is no text; arguments and errors as for :func:`read_text`."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        cause = f"cannot read the {what} {path!r}: {error.strerror}"
+        raise UsageError(cause, hint=hint) from error
 
 
 def write_line(text: str) -> None:
