@@ -24,7 +24,8 @@ from fxmem.cli.output import (
     write_result,
 )
 from fxmem.cli.step import add_step_options, analyze_step, list_given, parse_step, write_options
-from fxmem.comparison.alignment import Alignment, align_snapshot
+from fxmem.comparison.aligning import align_snapshot
+from fxmem.comparison.alignment import Alignment
 from fxmem.comparison.changes import Footprint, read_footprint
 from fxmem.comparison.comparison import Comparison, compare, measure_allowance
 from fxmem.comparison.measured import Verdict, explain_measured

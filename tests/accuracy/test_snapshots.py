@@ -7,7 +7,7 @@ import pytest
 from benchmarks.published.cases import Case, load_all
 from benchmarks.published.sources.assignment2_systems import analyze
 from benchmarks.published.traces import FOLDER
-from fxmem.comparison.alignment import align_snapshot
+from fxmem.comparison.aligning import align_snapshot
 from fxmem.comparison.snapshot import read_snapshot
 from tests.support.snapshots import read_trace, write
 

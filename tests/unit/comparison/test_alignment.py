@@ -12,7 +12,8 @@ import pytest
 
 import fxmem
 from fxmem.cli import main
-from fxmem.comparison.alignment import Alignment, Difference, align_snapshot
+from fxmem.comparison.aligning import align_snapshot
+from fxmem.comparison.alignment import Alignment, Difference
 from fxmem.comparison.snapshot import read_snapshot
 from fxmem.errors import UsageError
 from tests.support.snapshots import join_steps, write
@@ -100,26 +101,31 @@ def test_an_output_that_is_held(folder: Path) -> None:
 
 
 def test_a_tensor_that_is_freed_too_late(folder: Path) -> None:
-    """The first block's ReLU is alive at the peak, as where a hook keeps it."""
+    """What cross_entropy saves is alive after its backward, as where a graph is retained."""
     _, snapshot = record(folder, "none")
     snapshot = copy.deepcopy(snapshot)
     events = snapshot["device_traces"][0]
-    line = find_line("torch.relu")
-    made = [
-        event["addr"]
-        for event in events
-        if event["action"] == "alloc" and any(f["line"] == line for f in event["frames"])
-    ]
-    at = max(
-        index
-        for index, event in enumerate(events)
-        if event["action"] == "free_completed" and event["addr"] in made
+    line = find_line("cross_entropy")
+    made = max(
+        at
+        for at, event in enumerate(events)
+        if event["action"] == "alloc"
+        and event["size"] == 16 * MIB
+        and any(frame["line"] == line for frame in event["frames"])
     )
-    late = events.pop(at)
-    snapshot["device_traces"][0] = [*events, late]
+    address = events[made]["addr"]
+    freed = ("free_completed", address)
+    at = next(
+        at
+        for at, event in enumerate(events)
+        if at > made and (event["action"], event["addr"]) == freed
+    )
+    for event in (events[made], events[at]):
+        event["addr"] = 1 << 60  # what it has is given to others
+    snapshot["device_traces"][0] = [*events[:at], *events[at + 1 :], events[at]]
     found = align(folder, snapshot)
-    held = [each for each in found.differences if each.kind == "held"]
-    assert not found.differences or [each.source and each.source.line for each in held] == [line]
+    only = check_only(found, "held", 16 * MIB, 1)
+    assert only.source is not None and only.source.line == line and "cross_entropy" in only.label
 
 
 def test_another_kernel(folder: Path) -> None:
