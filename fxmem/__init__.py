@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from fxmem.pipelines.pipelining import pipeline
     from fxmem.scripts.recording import record
     from fxmem.scripts.script import run
+    from fxmem.sweeping.sweep import sweep
     from fxmem.verifying.proof import verify
 
 __version__ = "0.1.0"
@@ -86,6 +87,7 @@ __all__ = [
     "register_workspace",
     "render",
     "run",
+    "sweep",
     "unapply",
     "verify",
 ]
@@ -104,6 +106,7 @@ _FUNCTIONS = {
     "register_stand_in": "kernels.stand_ins",
     "register_workspace": "kernels.extensions",
     "run": "scripts.script",
+    "sweep": "sweeping.sweep",
     "unapply": "applying.auto",
     "verify": "verifying.proof",
 }

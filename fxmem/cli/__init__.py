@@ -23,6 +23,7 @@ from fxmem.cli import (
     plan,
     render,
     run,
+    sweep,
     verify,
 )
 from fxmem.cli.output import EXIT_USAGE, keep_stdout, write_line
@@ -61,13 +62,14 @@ COMMANDS: dict[str, Command] = {
     "check": check,
     "explain": explain,
     "run": run,
+    "sweep": sweep,
     "doctor": doctor,
 }
 _TARGET = """\
 TARGET is package.module:name or path/to/file.py:name; the name is an nn.Module class or
 instance, or a callable that returns one. Literals may be passed: 'nets.py:resnet(depth=50)'.
 """
-_WITHOUT_TARGET = ("check", "run", "doctor")
+_WITHOUT_TARGET = ("check", "run", "sweep", "doctor")
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 _EPILOG = """\

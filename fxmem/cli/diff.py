@@ -28,7 +28,7 @@ from fxmem.comparison.aligning import align_snapshot
 from fxmem.comparison.alignment import Alignment
 from fxmem.comparison.changes import Footprint, read_footprint
 from fxmem.comparison.comparison import Comparison, compare, measure_allowance
-from fxmem.comparison.measured import Verdict, explain_measured
+from fxmem.comparison.measured import Measurement, explain_measured
 from fxmem.comparison.snapshot import read_snapshot
 from fxmem.errors import LoadError, UsageError
 from fxmem.graph import is_installed
@@ -132,7 +132,7 @@ def _is_snapshot(path: str) -> bool:
     return path.endswith(_SNAPSHOTS)
 
 
-def _explain_measured(arguments: argparse.Namespace) -> Verdict:
+def _explain_measured(arguments: argparse.Namespace) -> Measurement:
     path, measured_bytes = arguments.target, parse_budget(arguments.measured)
     if arguments.after is not None or list_given(arguments) or not path.endswith(".json"):
         hint = "fxmem diff report.json --measured 17.4GiB"

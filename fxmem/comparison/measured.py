@@ -39,7 +39,7 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict(Result):
+class Measurement(Result):
     """A measured peak beside the predicted one.
 
     Attributes:
@@ -99,7 +99,7 @@ class Verdict(Result):
         }
 
 
-def explain_measured(report: Mapping[str, Any], measured_bytes: int) -> Verdict:
+def explain_measured(report: Mapping[str, Any], measured_bytes: int) -> Measurement:
     """Explains a measured peak by what could make it differ from a report's.
 
     Args:
@@ -128,7 +128,7 @@ def explain_measured(report: Mapping[str, Any], measured_bytes: int) -> Verdict:
         (cause for cause in causes if left[cause] <= _MOST_LEFT * difference_bytes),
         key=left.__getitem__,
     )
-    return Verdict(setup, predicted_bytes, measured_bytes, tuple(near[:_MOST_CAUSES]))
+    return Measurement(setup, predicted_bytes, measured_bytes, tuple(near[:_MOST_CAUSES]))
 
 
 def _list_causes(report: Mapping[str, Any], measured_bytes: int) -> Iterator[Cause]:

@@ -27,7 +27,7 @@ from fxmem.fakes.fake_mode import find_inner, find_kind
 from fxmem.fakes.stand_ins import stand_in
 from fxmem.graph import Category
 from fxmem.parallelism.wrapping import iterate_unsharded
-from fxmem.scripts.repeats.carried import list_carried, list_places
+from fxmem.scripts.repeats.carried import list_carried, list_slots
 from fxmem.scripts.repeats.left_out import LeftOutCalls
 from fxmem.scripts.repeats.micro_batches import MicroBatches
 from fxmem.scripts.script_recorder import ScriptRecorder
@@ -250,10 +250,10 @@ class ScriptTracer(Tracer):
             return
         with torch._C.DisableTorchFunction():
             for name, value in bind_arguments(module, args, kwargs):
-                for place in list_places(list_carried(value)):
-                    if isinstance(place.value, Tensor):
-                        path = ".".join(map(str, (name, *place.path)))
-                        self._recorder.set_category(place.value, Category.KV_CACHE, path)
+                for slot in list_slots(list_carried(value)):
+                    if isinstance(slot.value, Tensor):
+                        path = ".".join(map(str, (name, *slot.path)))
+                        self._recorder.set_category(slot.value, Category.KV_CACHE, path)
 
     def label_modules(self) -> dict[int, str]:
         """Labels parameters, buffers and gradients of the roots; names parameters by their ids."""

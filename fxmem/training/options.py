@@ -189,7 +189,7 @@ def check_mode(mode: object, inference_mode: bool = False) -> None:
     if mode not in MODES:
         raise UsageError(
             f"unknown mode {mode!r}",
-            hint="did you mean infer?" if mode == "eval" else " or ".join(MODES),
+            hint="did you mean infer?" if mode == "eval" else "train, infer or generate",
         )
     if inference_mode and mode == "train":
         raise UsageError(f"inference_mode with mode={mode!r}", hint="mode='infer' (--mode infer)")

@@ -40,7 +40,7 @@ FINDS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], int]] = {
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"mode": "test"}, "unknown mode 'test' (train or infer)"),
+        ({"mode": "test"}, "unknown mode 'test' (train, infer or generate)"),
         ({"gpu": "h100"}, "gpu='h100' with device='cpu' (leave one of them out)"),
         (
             {"attention": "cudn"},

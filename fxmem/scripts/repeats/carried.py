@@ -18,8 +18,8 @@ _MOST_DEPTH = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A place in an object.
+class Slot:
+    """An attribute, an index or a key of an object.
 
     Attributes:
         path: The attributes, indices and keys that lead there.
@@ -41,18 +41,18 @@ def list_carried(arguments: Any) -> list[Any]:
     return [leaf for leaf in tree_leaves(arguments) if not isinstance(leaf, (Tensor, *PLAIN))]
 
 
-def list_places(carried: Iterable[Any]) -> list[Place]:
-    """Lists the places of objects, and of the objects that these hold."""
-    return [place for each in carried for place in _iterate_places(each, (), set())]
+def list_slots(carried: Iterable[Any]) -> list[Slot]:
+    """Lists the slots of objects, and of the objects that these hold."""
+    return [slot for each in carried for slot in _iterate_slots(each, (), set())]
 
 
-def _iterate_places(value: Any, path: tuple[Any, ...], seen: set[int]) -> Iterator[Place]:
+def _iterate_slots(value: Any, path: tuple[Any, ...], seen: set[int]) -> Iterator[Slot]:
     owner = value if isinstance(value, (list, dict)) else getattr(value, "__dict__", None)
     is_opaque = isinstance(value, (type, nn.Module)) or callable(value)
     if owner is None or is_opaque or id(value) in seen or len(path) == _MOST_DEPTH:
         return
     seen.add(id(value))
     for key, held in [*enumerate(owner)] if isinstance(owner, list) else [*owner.items()]:
-        yield Place((*path, key), owner, held)
+        yield Slot((*path, key), owner, held)
         if not isinstance(held, (Tensor, *PLAIN)):
-            yield from _iterate_places(held, (*path, key), seen)
+            yield from _iterate_slots(held, (*path, key), seen)

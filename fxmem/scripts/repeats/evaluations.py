@@ -27,7 +27,7 @@ from fxmem.recording.segments import (
     read_segment,
 )
 from fxmem.scripts.repeats.call_state import PLAIN, describe_leaves
-from fxmem.scripts.repeats.carried import Place, list_carried, list_places
+from fxmem.scripts.repeats.carried import Slot, list_carried, list_slots
 from fxmem.scripts.repeats.model_calls import (
     ModelCall,
     Output,
@@ -108,7 +108,7 @@ class Evaluations:
         """Answers a call that begins, in a tuple; None where the model is to run."""
         last, self._last = self._last, None
         carried = list_carried(arguments)
-        self._see_carried(call, list_places(carried))
+        self._see_carried(call, list_slots(carried))
         if last is not None:
             self._compare(last, call.start)
         if not all(map(_is_readable, carried)):
@@ -130,42 +130,42 @@ class Evaluations:
             made = recorder.make_unseen(lambda: make_outputs(recorder, outputs))
             leaves = answer_call(recorder, log, outputs, made, carried)
         count = len(answer.outputs)
-        for place, value in zip(list_places(carried), leaves[count:], strict=True):
+        for slot, value in zip(list_slots(carried), leaves[count:], strict=True):
             if not isinstance(value, _Same):
-                place.put(value)
+                slot.put(value)
         return (tree_unflatten(leaves[:count], answer.structure),)
 
     def see_result(self, call: ModelCall, arguments: Any) -> None:
         """Notes a call that has run, and whose outputs have been read."""
         self._last, self._grown = call, 0
         with torch._C.DisableTorchFunction():
-            places = list_places(list_carried(arguments))
-            if tuple(place.path for place in places) == tuple(path for path, _ in call.held):
-                call.kept = tuple(self._read_kept(call, place) for place in places)
+            slots = list_slots(list_carried(arguments))
+            if tuple(slot.path for slot in slots) == tuple(path for path, _ in call.held):
+                call.kept = tuple(self._read_kept(call, slot) for slot in slots)
 
-    def _see_carried(self, call: ModelCall, places: Sequence[Place]) -> None:
+    def _see_carried(self, call: ModelCall, slots: Sequence[Slot]) -> None:
         """Notes what the objects hold that a model is given."""
         recorder, log = self._recorder, self._read_log()
         with torch._C.DisableTorchFunction():
-            described = describe_leaves(place.value for place in places)
-            paths = (place.path for place in places)
+            described = describe_leaves(slot.value for slot in slots)
+            paths = (slot.path for slot in slots)
             call.held = tuple(zip(paths, described, strict=True))
-            tensors = [place.value for place in places if isinstance(place.value, Tensor)]
+            tensors = [slot.value for slot in slots if isinstance(slot.value, Tensor)]
             call.inputs += tuple(recorder.track(tensor) for tensor in tensors)
         origins = [log.find_origin(tensor) for tensor in tensors]
         call.origins += tuple(-1 if origin is None else origin.node for origin in origins)
 
-    def _read_kept(self, call: ModelCall, place: Place) -> Any:
+    def _read_kept(self, call: ModelCall, slot: Slot) -> Any:
         """Reads what an object holds that a model has changed."""
-        if not isinstance(place.value, Tensor):
-            return place.value if isinstance(place.value, PLAIN) else _Same()
+        if not isinstance(slot.value, Tensor):
+            return slot.value if isinstance(slot.value, PLAIN) else _Same()
         recorder, log = self._recorder, self._read_log()
-        if recorder.ledger.find(place.value) not in call.inputs:
-            return read_outputs(recorder, log, place.value)[1][0]
+        if recorder.ledger.find(slot.value) not in call.inputs:
+            return read_outputs(recorder, log, slot.value)[1][0]
         operations = recorder.operations[call.start.operations :]
-        is_written = any(recorder.ledger.find(place.value) in each.writes for each in operations)
+        is_written = any(recorder.ledger.find(slot.value) in each.writes for each in operations)
         # A value that is known would have to be computed.
-        is_lost = is_written and find_known(place.value) is not None
+        is_lost = is_written and find_known(slot.value) is not None
         return NotImplemented if is_lost else _Same()
 
     def _follow(self, call: ModelCall) -> _Evaluation | None:
