@@ -26,7 +26,7 @@ class NamedPhase:
     Attributes:
         name: The name.
         step: Index in :attr:`Recording.steps` of the step in which it took the most; None for
-            what ran apart from them: ``Recording.run.loading`` and ``.evaluation``.
+            what ran apart from them, such as ``Recording.run.loading``.
         peak_bytes: The most bytes that were allocated meanwhile, all else included.
         source: The line that ran then; None outside of the user's code.
     """
@@ -46,8 +46,12 @@ class Recording:
 
     @property
     def steps(self) -> tuple[Analysis, ...]:
-        """The analysis of each step, in order; what ran after the last one comes last."""
-        return tuple(self._session.windows.steps)
+        """The analysis of each step, in order; what ran after the last one comes last.
+
+        Of code without a step, what ran.
+        """
+        windows = self._session.windows
+        return tuple(windows.steps or windows.recorded)
 
     @property
     def run(self) -> ScriptRun:

@@ -91,6 +91,7 @@ def test_copies_of_growing_calls_are_what_is_recorded(
     found, ran = record(generate, make())
     monkeypatch.setattr(evaluations, "_MOST_GROWN", 0)
     expected, all_ran = record(generate, make())
+    assert found.steps[-1] is found.run.generation
     assert len(all_ran) == 40 and len(ran) <= 20
     generation, full = found.run.generation, expected.run.generation
     assert generation is not None and full is not None
