@@ -77,6 +77,7 @@ def analyze(
     alloc_conf: str | None = None,
     frontend: str | None = None,
     size_hint: SizeHint = None,
+    routing: str = "balanced",
     mesh: Mapping[str, int] | None = None,
     parallelize: ParallelizeChoice = None,
     rank: int | str = 0,
@@ -136,6 +137,8 @@ def analyze(
         size_hint: How many elements ``nonzero``, boolean masks and the like find, in all lines
             or by line, ``{"expert.py:31": 512}``; without it a model whose sizes depend on data
             is refused.
+        routing: The experts that unknown tokens are sent to: ``"balanced"``, or ``"worst"`` for all
+            to the same. A note has the peak of the other.
         mesh: Names and sizes of the dimensions of a ``DeviceMesh``, ``{"dp": 8, "tp": 4}``: the
             step is that of one rank of so many processes, which need not be there.
         parallelize: A function ``parallelize(model, mesh)`` that parallelizes the model
@@ -160,7 +163,7 @@ def analyze(
     'cuda'
     """
     check_release()
-    options = resolve_device(device, gpu, attention, alloc_conf, size_hint, reserve)
+    options = resolve_device(device, gpu, attention, alloc_conf, size_hint, reserve, routing)
     check_mode(mode, inference_mode)
     layout = resolve_layout(mesh, parallelize, rank)
     outputs = None if hold_outputs is None else "next step" if hold_outputs else "step"
@@ -223,7 +226,7 @@ def _analyze(
     chosen: Options,
 ) -> Analysis:
     """Records a step with checked options, and describes it."""
-    other, layout = None, chosen.layout
+    other, routed, layout = None, None, chosen.layout
     choices = (model, loss, optimizer, layout and layout.parallelize)
     with isolate_analysis(*choices, options=chosen, layout=layout):
         blueprint = _draw_blueprint(model, args, kwargs, loss, optimizer, chosen)
@@ -238,6 +241,12 @@ def _analyze(
             other_options = replace(chosen, inference_mode=reverse, frontend=frontend)
             other = record_blueprint(
                 replace(blueprint, options=other_options), specs
+            ).recording.graph
+        if served.recording.is_routed:
+            hints = replace(chosen.hints, is_even=not chosen.hints.is_even)
+            routed_options = replace(chosen, hints=hints, frontend="record")
+            routed = record_blueprint(
+                replace(blueprint, options=routed_options), specs
             ).recording.graph
     graph = served.recording.fx_graph
     remember_model(graph, described)
@@ -259,6 +268,8 @@ def _analyze(
     )
     if setup.compile == "compiled":
         analysis = _note_eager(analysis)
+    if routed is not None:
+        analysis = _note_routing(analysis, routed, was_even=chosen.hints.is_even)
     return analysis if other is None else _note_other_mode(analysis, other)
 
 
@@ -312,6 +323,17 @@ def _note_other_mode(analysis: Analysis, other: MemoryGraph) -> Analysis:
         f"Under {under} the peak is {format_bytes(peak_bytes)}: autocast keeps {keeps} casts of "
         "weights there."
     )
+    return replace(analysis, setup=replace(setup, notes=(*setup.notes, note)))
+
+
+def _note_routing(analysis: Analysis, other: MemoryGraph, *, was_even: bool) -> Analysis:
+    """Notes the peak of the other routing of tokens to experts."""
+    peak = format_bytes(replace(analysis, graph=other).peak_bytes)
+    way = "even over the experts (routing='balanced', --routing balanced)"
+    if was_even:
+        way = "all at the same experts (routing='worst', --routing worst)"
+    setup = analysis.setup
+    note = f"With tokens {way} the peak is {peak}."
     return replace(analysis, setup=replace(setup, notes=(*setup.notes, note)))
 
 

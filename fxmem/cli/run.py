@@ -13,6 +13,7 @@ from fxmem.cli.step import (
     add_compile_options,
     add_count,
     add_gpu_options,
+    add_routing,
     add_size_hint,
     parse_size_hint,
 )
@@ -70,6 +71,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_count(parser, "--rank", "which of them", 0)
     add_gpu_options(parser, "; exit 1 if a step does not fit it")
     add_size_hint(parser, "how many elements nonzero() and boolean masks find (default: all)")
+    add_routing(parser)
     add_compile_options(parser, can_ask=False)
     add_step_output(parser)
 
@@ -83,7 +85,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     details = lambda: progress.describe()  # noqa: E731 - another one, once the script runs
     shown = show_progress(f"running {arguments.script}", details=details)
     names = "is_module steps until fullest device gpu reserve attention alloc_conf compile".split()
-    names += ["activation_memory_budget", "world_size", "rank"]
+    names += ["activation_memory_budget", "world_size", "rank", "routing"]
     try:
         with shown, contextlib.redirect_stdout(sys.stderr):
             run = fxmem.run(

@@ -74,6 +74,7 @@ def add_step_options(
         "the size to assume where one depends on values, as that of nonzero() does; for all "
         "lines, or for one of them (may be repeated)",
     )
+    add_routing(step)
     if has_layout:
         _add_layout(parser)
     _add_surroundings(parser, checks_fit)
@@ -99,6 +100,17 @@ def add_count(
 def add_size_hint(group: argparse._ActionsContainer, help: str) -> None:
     """Adds the sizes to assume, which :func:`parse_size_hint` reads."""
     group.add_argument("--size-hint", action="append", metavar="[FILE:LINE=]N", help=help)
+
+
+def add_routing(group: argparse._ActionsContainer) -> None:
+    """Adds the way in which tokens go to experts."""
+    group.add_argument(
+        "--routing",
+        choices=["balanced", "worst"],
+        default="balanced",
+        help="the experts that tokens are sent to: evenly, or all to the same (default: "
+        "%(default)s)",
+    )
 
 
 def add_mesh_options(
@@ -286,7 +298,7 @@ def parse_step(arguments: argparse.Namespace) -> StepChoice:
     elif arguments.batch is not None:
         raise UsageError("--batch without --prompt", hint="--prompt 2048")
     names = "mode inference_mode device gpu reserve attention autocast loop accumulate alloc_conf "
-    names += "optimizer loss frontend"
+    names += "optimizer loss frontend routing"
     options = {name: getattr(arguments, name) for name in names.split()}
     options |= {
         "new_tokens": 128 if arguments.new is None else arguments.new,

@@ -129,6 +129,7 @@ def record(
     attention: str | None = None,
     alloc_conf: str | None = None,
     size_hint: SizeHint = None,
+    routing: str = "balanced",
     compile: bool = True,
     activation_memory_budget: float | None = None,
     world_size: int | None = None,
@@ -149,6 +150,7 @@ def record(
         attention: The backend of attention that is assumed.
         alloc_conf: As ``PYTORCH_ALLOC_CONF``.
         size_hint: How many elements ``nonzero``, boolean masks and the like find; None for all.
+        routing: The experts that tokens are sent to: ``"balanced"`` or ``"worst"``.
         compile: Whether ``torch.compile`` compiles; False for eager figures.
         activation_memory_budget: As for :func:`fxmem.analyze`.
         world_size: The number of processes, of which this is one.
@@ -168,7 +170,7 @@ def record(
     >>> model.weight.device.type
     'cpu'
     """
-    options = resolve_device(device, gpu, attention, alloc_conf, size_hint, reserve)
+    options = resolve_device(device, gpu, attention, alloc_conf, size_hint, reserve, routing)
     chosen = resolve_compilation(None if compile else False, activation_memory_budget)
     options = replace(options, compilation=chosen)
     launcher = Launcher(rank, world_size)

@@ -33,6 +33,7 @@ def run(
     attention: str | None = None,
     alloc_conf: str | None = None,
     size_hint: SizeHint = None,
+    routing: str = "balanced",
     compile: bool = True,
     activation_memory_budget: float | None = None,
     world_size: int | None = None,
@@ -63,6 +64,7 @@ def run(
         attention: As for :func:`analyze`.
         alloc_conf: As for :func:`analyze`.
         size_hint: How many elements ``nonzero``, boolean masks and the like find; None for all.
+        routing: As for :func:`analyze`.
         compile: Whether the script's own ``torch.compile`` compiles: PyTorch's compiler decides
             what the step holds. False for eager figures.
         activation_memory_budget: As for :func:`analyze`.
@@ -77,7 +79,7 @@ def run(
         TraceError: The script fails, or ends before a step.
     """
     launcher = Launcher(rank, world_size)
-    options = resolve_device(device, gpu, attention, alloc_conf, size_hint, reserve)
+    options = resolve_device(device, gpu, attention, alloc_conf, size_hint, reserve, routing)
     chosen = resolve_compilation(None if compile else False, activation_memory_budget)
     options = replace(options, compilation=chosen)
     if until not in (None, *UNTIL):

@@ -33,6 +33,8 @@ from fxmem.units import format_bytes, resolve_bytes
 
 MODES = ("train", "infer", "generate")
 FRONTENDS = ("fx", "record")
+ROUTINGS = ("balanced", "worst")
+"""The ways in which tokens may go to experts: evenly, or all to the same."""
 TARGETS = {target.name: target for target in (CUDA, CPU)}
 LossChoice = str | Callable[[Any], torch.Tensor] | None
 """A name, a TARGET, a function from the output to a scalar; None for the default."""
@@ -90,6 +92,7 @@ def resolve_device(
     alloc_conf: str | None,
     size_hint: SizeHint,
     reserve: str | int | None = None,
+    routing: str = "balanced",
 ) -> Options:
     """Checks the options that every recording has, and finds the objects that they name.
 
@@ -106,6 +109,8 @@ def resolve_device(
         raise UsageError(f"unknown attention {attention!r}", hint=" or ".join(BACKENDS))
     if attention is not None and device != "cuda":
         raise UsageError(f"attention={attention!r} with device={device!r}", hint="device='cuda'")
+    if routing not in ROUTINGS:
+        raise UsageError(f"unknown routing {routing!r}", hint=" or ".join(ROUTINGS))
     model = None if gpu is None else find_gpu(gpu)
     reserved_bytes = 0 if reserve is None else resolve_bytes(reserve)
     capacity_bytes = 0 if model is None else model.capacity_bytes - reserved_bytes
@@ -118,7 +123,7 @@ def resolve_device(
         architecture=replace(describe_gpu(model), attention=attention),
         settings=_find_settings(device, alloc_conf),
         size_hint=size_hint,
-        hints=read_size_hint(size_hint),
+        hints=replace(read_size_hint(size_hint), is_even=routing == "balanced"),
     )
 
 

@@ -141,7 +141,8 @@ def note_assumptions(recorder: Recorder) -> Iterator[str]:
         lines = searches or [str(source) for source in routings if source]
         way = f" (--size-hint {searches[-1]}=N for another size)" if searches else ""
         at = f" at {', '.join(lines)}" if lines else ""
-        yield f"The routing of tokens decides{at}: taken as even over the experts{way}."
+        taken = "even over the experts" if recorder.runner.hints.is_even else "all to the same"
+        yield f"The routing of tokens decides{at}: taken as {taken}{way}."
 
 
 def _note_draws(recorder: Recorder) -> Iterator[str]:

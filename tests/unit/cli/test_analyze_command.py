@@ -127,6 +127,7 @@ def test_options_reach_analyze(calls: list[tuple[tuple[Any, ...], dict[str, Any]
         "device": "cuda",
         "gpu": "h100",
         "reserve": None,
+        "routing": "balanced",
         "new_tokens": 128,
         "attention": "flash",
         "dtype": "bfloat16",

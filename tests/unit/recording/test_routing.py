@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.profiler import record_function
 
 import fxmem
+from fxmem.units import format_bytes
 
 WIDTH, EXPERTS, CHOICES, TOKENS = 16, 8, 2, 4096
 INPUT = f"{TOKENS}x{WIDTH}"
@@ -98,12 +99,21 @@ ROUTES = {
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("route", ROUTES)
-def test_the_peak_is_that_of_an_even_routing(route: Route) -> None:
-    analysis = fxmem.analyze(Mixture(route), INPUT, device="cpu", optimizer="sgd")
+@pytest.mark.parametrize(("routing", "other"), [("balanced", "worst"), ("worst", "balanced")])
+def test_the_peak_is_that_of_the_routing(route: Route, routing: str, other: str) -> None:
+    options = {"device": "cpu", "optimizer": "sgd"}
+    analysis = fxmem.analyze(Mixture(route), INPUT, **options, routing=routing)
     assert analysis.frontend == ROUTES[route]
+    peak = format_bytes(fxmem.analyze(Mixture(route), INPUT, **options, routing=other).peak_bytes)
+    notes = [note for note in analysis.setup.notes if f"--routing {other}" in note]
+    assert len(notes) == 1 and notes[0].endswith(f"the peak is {peak}.")
 
     def run() -> None:
         model, x = Mixture(route), torch.randn(TOKENS, WIDTH)
+        if routing == "worst":
+            same = (torch.arange(TOKENS * CHOICES) % CHOICES).view(TOKENS, CHOICES)
+            model.offsets.zero_().scatter_(1, same, 50.0)
+            del same
         optimizer = torch.optim.SGD(model.parameters(), 1e-3)
         for mark in ("first", "second"):
             with record_function(mark):
@@ -125,7 +135,7 @@ def find_line(text: str) -> str:
 def test_the_lines_that_routing_decides_are_noted() -> None:
     analysis = fxmem.analyze(Mixture(route_as_transformers), INPUT, device="cpu")
     hit, where = find_line("hit = torch.greater"), find_line("rank, token = torch.where")
-    assert analysis.setup.notes == (
+    assert analysis.setup.notes[:1] == (
         f"The routing of tokens decides at {hit}, {where}: taken as even over the experts"
         f" (--size-hint {where}=N for another size).",
     )
