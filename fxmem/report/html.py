@@ -49,6 +49,7 @@ _SUMS = ("output_bytes", "saved_bytes", "live_bytes", "forward_flops", "backward
 _TEMPLATES = files("fxmem.report") / "templates"
 _SCRIPTS = ("base.js", "chart.js", "timeline.js", "tables.js", "plan.js", "main.js")
 _DEPTH = 2  # of the modules' table, which is there besides the report
+_RARE = (Category.COMMUNICATION, Category.KV_CACHE)  # shown where there are some
 _SVG, _TITLE = "http://www.w3.org/2000/svg", "{http://www.w3.org/1999/xlink}title"
 
 
@@ -219,7 +220,7 @@ def build_page_data(
 
     operations, storages = graph.operations, graph.storages
     found = {storage.category for storage in storages}
-    categories = [each for each in STYLES if each in found or each is not Category.COMMUNICATION]
+    categories = [each for each in STYLES if each in found or each not in _RARE]
     used = [NONE] * len(storages)
     for operation in operations:
         for index in (*operation.reads, *operation.writes):
