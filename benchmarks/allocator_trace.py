@@ -20,9 +20,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import io
 import json
-import pickle
 import sys
 from bisect import bisect_left
 from dataclasses import dataclass, field
@@ -31,6 +29,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from fxmem.comparison.snapshot import parse_snapshot
 from fxmem.memory.allocator.caching import CachingAllocator, OutOfMemory
 from fxmem.memory.allocator.heap import Block, DeviceMemory, TraceEvent
 from fxmem.memory.allocator.settings import AllocatorSettings, parse_settings
@@ -39,13 +38,6 @@ MIB = 1024**2
 SLACK_BYTES = MIB
 """Most that a large block may be larger than its request (`should_split`)."""
 TAKEN, GIVEN = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
-
-
-class PlainUnpickler(pickle.Unpickler):
-    """Reads a snapshot, which is made of plain types; anything else may be code."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"no memory snapshot: it holds {module}.{name}")
 
 
 class TraceMemory(DeviceMemory):
@@ -131,7 +123,7 @@ def read_snapshot(path: Path) -> tuple[list[DeviceTrace], str]:
     if path.suffix == ".gz":
         snapshot = json.loads(gzip.decompress(path.read_bytes()))
     else:
-        snapshot = PlainUnpickler(io.BytesIO(path.read_bytes())).load()
+        snapshot = parse_snapshot(path.read_bytes())
     wanted = (*TAKEN, *GIVEN, "alloc", "free_completed", "oom")
     devices = [
         DeviceTrace(

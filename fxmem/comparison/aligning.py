@@ -18,6 +18,7 @@ _MOST_ALIGNED = 2000
 _MOST_SHARE = 0.9
 _LEAST_LEAKED = 3  # blocks, in as many steps
 _LEAST_BYTES = 1 << 16
+_FROM_BEFORE = (Phase.FORWARD, None)  # phase and line of what was there
 _FORWARD = (Phase.FORWARD, Phase.LOSS)
 _SHORT = 4  # allocations in which memory that is there for a moment is freed
 _TRIED, _NEAR = 3, 12  # allocations before the peak, and events around each
@@ -87,14 +88,7 @@ def _list_predicted(report: Mapping[str, Any]) -> list[Predicted]:
         elif event["action"] != "alloc":
             scratch[event["step"], abs(event["nbytes"])].append(at)
     found = [
-        Predicted(
-            _find_size(each),
-            -1,
-            stops.get(each["index"]),
-            each["label"],
-            Phase.FORWARD,
-            None,
-        )
+        Predicted(_find_size(each), -1, stops.get(each["index"]), each["label"], *_FROM_BEFORE)
         for each in storages
         if each["born"] < 0
     ]
@@ -104,10 +98,7 @@ def _list_predicted(report: Mapping[str, Any]) -> list[Predicted]:
         operation, index, nbytes = operations[event["step"]], event["storage"], event["nbytes"]
         stop, label = stops.get(index), operation["name"].removesuffix(".default")
         if index is None:
-            stop = next((each for each in scratch[event["step"], nbytes] if each > at), at + 1)
-            scratch[event["step"], nbytes] = [
-                each for each in scratch[event["step"], nbytes] if each != stop
-            ]
+            stop = scratch[event["step"], nbytes].pop(0)
         else:
             label, nbytes = storages[index]["label"], _find_size(storages[index])
         node = operation["node"]
