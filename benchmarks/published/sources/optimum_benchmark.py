@@ -154,34 +154,33 @@ class Llama(nn.Module):
         for layer in self.model.layers:
             layer.self_attn.inv_freq = layer.self_attn.inv_freq.float()
 
-    def forward(
-        self, tokens: Tensor, attention_mask: Tensor, held: Tensor | None, *past: Tensor
-    ) -> tuple[Tensor, ...]:
-        """Logits in float32, and all keys and values; ``held`` is only held."""
+    def forward(self, tokens: Tensor, attention_mask: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
+        """Logits in float32, and all keys and values."""
         hidden, cache = self.model(tokens, attention_mask, past)
         logits = self.lm_head(hidden)
         logits = logits.float()
         return (logits, *cache)
 
+    def generate(self, tokens: Tensor, max_new_tokens: int) -> Tensor:
+        """Greedily, with the outputs of a step held until the next step's are there."""
+        given, mask = tokens, torch.ones_like(tokens)
+        past: tuple[Tensor, ...] = ()
+        for _ in range(max_new_tokens):
+            outputs = self(given, mask, *past)
+            past = outputs[1:]
+            given = outputs[0][:, -1, :].argmax(-1)[:, None]
+            tokens = torch.cat([tokens, given], dim=-1)
+            mask = torch.cat([mask, mask.new_ones((mask.shape[0], 1))], dim=-1)
+        return tokens
+
 
 def predict(case: Case) -> dict[str, int]:
-    """The peak of a forward, or of the last step of a generation."""
+    """The peak of a forward, or of a whole generation."""
     size, batch = case.config["model"], case.config["batch"]
-    width, _, depth = SIZES[size]
-    args: tuple[fxmem.TensorSpec | None, ...]
+    tokens = fxmem.TensorSpec((batch, PROMPT), "int64")
+    model, options = f"{__name__}:Llama(size={size!r})", {"gpu": case.gpu, "alloc_conf": ""}
     if case.config["what"] == "forward":
-        tokens = fxmem.TensorSpec((batch, PROMPT), "int64")
-        args = (tokens, tokens, None)
+        analysis = fxmem.analyze(model, (tokens, tokens), mode="infer", **options)
     else:
-        total = PROMPT + NEW - 1
-        past = fxmem.TensorSpec((batch, width // HEAD, total - 1, HEAD), "float16")
-        args = (
-            fxmem.TensorSpec((batch, 1), "int64"),
-            fxmem.TensorSpec((batch, total), "int64"),
-            fxmem.TensorSpec((batch, 1, VOCABULARY), "float32"),
-            *[past] * (2 * depth),
-        )
-    analysis = fxmem.analyze(
-        f"{__name__}:Llama(size={size!r})", args, mode="infer", gpu=case.gpu, alloc_conf=""
-    )
+        analysis = fxmem.analyze(model, tokens, mode="generate", new_tokens=NEW, **options)
     return {"allocated": list_peaks(analysis)["allocated"]}
