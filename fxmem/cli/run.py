@@ -54,8 +54,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--until",
-        choices=["evaluation"],
-        help="go on until the script has evaluated its model; of more steps, larger ones are kept",
+        type=lambda text: int(text) if text.isdecimal() else text,
+        metavar="WHAT",
+        help="go on until the script has evaluated its model (evaluation), its loader has ended "
+        "(epoch), or N steps have run; of more steps, larger ones are kept",
     )
     parser.add_argument(
         "--fullest",

@@ -21,6 +21,7 @@ from fxmem.patching import patch
 from fxmem.scripts.batches import FullestBatches
 from fxmem.scripts.reads import find_lines
 from fxmem.scripts.script_recorder import ScriptRecorder
+from fxmem.scripts.windows import Windows
 from fxmem.tracing.compiled import patch_when_imported
 
 
@@ -29,11 +30,15 @@ class RealData:
 
     Args:
         recorder: Records the operators, and notes what was not written.
+        windows: Are told that an epoch is over.
         batches: Chooses the batches of the steps; None for the loader's own.
     """
 
-    def __init__(self, recorder: ScriptRecorder, batches: FullestBatches | None) -> None:
+    def __init__(
+        self, recorder: ScriptRecorder, windows: Windows, batches: FullestBatches | None
+    ) -> None:
         self._recorder = recorder
+        self._windows = windows
         self._batches = batches
 
     def list_replacements(self) -> list[tuple[Any, str, Callable[..., Any]]]:
@@ -45,7 +50,7 @@ class RealData:
             (torch.UntypedStorage, "data_ptr", _find_storage_address),
             (torch.Tensor, "data_ptr", _find_address),
         ]
-        if self._recorder.makes_fakes:  # but no loader does, with its samplers
+        if self._recorder.makes_fakes or self._windows.until == "epoch":
             replacements.append((_BaseDataLoaderIter, "__next__", self._load_batch))
         if self._recorder.makes_fakes or self._batches is not None:
             replacements.append((DataLoader, "__iter__", self._iterate))
@@ -84,10 +89,16 @@ class RealData:
         return __init__
 
     def _load_batch(self, load: Callable[..., Any]) -> Callable[..., Any]:
-        run, batches = _run_real(load), self._batches
+        # No loader makes fakes, with its samplers.
+        run, batches = _run_real(load) if self._recorder.makes_fakes else load, self._batches
 
         def load_batch(iterator: Any) -> Any:
-            batch = run(iterator)
+            try:
+                batch = run(iterator)
+            except StopIteration:
+                if torch.is_grad_enabled():
+                    self._windows.end_epoch()
+                raise
             is_reading = batches is not None and batches.is_reading
             return batch if is_reading else self._recorder.hold(batch)
 

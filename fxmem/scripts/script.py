@@ -15,7 +15,7 @@ from fxmem.scripts.windows import EnoughSteps, Windows
 from fxmem.training.failures import explain_failure
 from fxmem.training.options import resolve_compilation, resolve_device
 
-UNTIL = ("evaluation",)
+UNTIL = ("evaluation", "epoch")
 """Parts of a script that come after steps."""
 
 
@@ -25,7 +25,7 @@ def run(
     *,
     is_module: bool = False,
     steps: int | None = None,
-    until: str | None = None,
+    until: str | int | None = None,
     fullest: bool = False,
     device: str = "cuda",
     gpu: str | None = None,
@@ -55,7 +55,9 @@ def run(
         arguments: Its arguments.
         is_module: Whether ``script`` names a module, as for ``python -m``.
         steps: How many steps to record; by default three, or two of more than 100,000 operators.
-        until: ``"evaluation"`` to go on until the script has evaluated its model, too.
+        until: ``"evaluation"`` to go on until the script has evaluated its model, too; ``"epoch"``
+            for the end of a loader that the steps draw from; or a number of steps. Of steps after
+            the ones that are recorded, larger ones are kept.
         fullest: Whether to read the loader that the steps draw from to its end, without a model,
             and give them its largest batches.
         device: ``"cuda"``; or ``"cpu"``, for a script that finds no GPU and trains on the CPU.
@@ -82,9 +84,9 @@ def run(
     options = resolve_device(device, gpu, attention, alloc_conf, size_hint, reserve, routing)
     chosen = resolve_compilation(None if compile else False, activation_memory_budget)
     options = replace(options, compilation=chosen)
-    if until not in (None, *UNTIL):
-        raise UsageError(f"--until {until}: write {' or '.join(UNTIL)}")
-    windows = Windows(steps, until_evaluation=until is not None, adds_eager_step=True)
+    if until not in (None, *UNTIL) and not isinstance(until, int):
+        raise UsageError(f"--until {until}: write {', '.join(UNTIL)} or a number of steps")
+    windows = Windows(steps, until=until, adds_eager_step=True)
     session = Session(options, windows, launcher, takes_fullest=fullest)
     if progress is not None:
         progress.describe = session.describe_progress

@@ -82,7 +82,7 @@ class ScriptTracer(Tracer):
         self._names: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
         self.micro_batches = MicroBatches(recorder, lambda: self._log, self.be_silent)
         self.left_out = LeftOutCalls(
-            recorder, windows.until_evaluation, lambda: windows.leaves_out, self.be_silent
+            recorder, windows.until is not None, lambda: windows.leaves_out, self.be_silent
         )
         self.begin_window()
 

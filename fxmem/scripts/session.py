@@ -160,7 +160,7 @@ class Session:
             register_optimizer_step_pre_hook(self._begin_optimizer),
             register_optimizer_step_post_hook(self._end_optimizer),
         )
-        data = RealData(self._recorder, self._batches)
+        data = RealData(self._recorder, self.windows, self._batches)
         replacements: list[tuple[Any, str, Any]] = [
             (Optimizer, "__init__", self._see_optimizer),
             (

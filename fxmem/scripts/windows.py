@@ -23,14 +23,15 @@ class Windows:
 
     Args:
         count: How many steps to record; None for three, or two long ones.
-        until_evaluation: Whether the steps go on until an evaluation was recorded; of further ones
-            those are kept that are larger than any before.
+        until: The steps go on until an ``"evaluation"`` was recorded, until the ``"epoch"`` is
+            over, or until so many have run; of further ones those are kept that are larger than
+            any before. None to end with the steps asked for.
         adds_eager_step: Whether a step in eager mode follows those of compiled code, to compare.
 
     Attributes:
         recorded: The analysis of each that is reported: a step, or what ran apart from the steps.
         ended: The analyses of these, and of what ran between a step and an evaluation.
-        until_evaluation: As given.
+        until: As given.
         runs_eagerly: Whether the step in eager mode runs.
         batch: The batch that the step has, where it was chosen.
         read_batches: How many batches were read, while they are chosen.
@@ -41,7 +42,11 @@ class Windows:
     """
 
     def __init__(
-        self, count: int | None, *, until_evaluation: bool = False, adds_eager_step: bool = False
+        self,
+        count: int | None,
+        *,
+        until: str | int | None = None,
+        adds_eager_step: bool = False,
     ) -> None:
         if count is not None and count < 1:
             raise UsageError(f"--steps must be 1 or more, got {count}")
@@ -52,10 +57,11 @@ class Windows:
         self.read_batches = 0
         self.notes: list[str] = []
         self._count = count
-        self.until_evaluation = until_evaluation
-        self._adds_eager_step = adds_eager_step and not until_evaluation
+        self.until = until
+        self._adds_eager_step = adds_eager_step and until is None
         self._number_ended = self._left_out = 0
         self._is_evaluated = False
+        self._last_of_epoch = 0
         self._rest: Analysis | None = None
         self._eager_bytes: int | None = None
 
@@ -72,12 +78,20 @@ class Windows:
     @property
     def is_done(self) -> bool:
         """True once all that was asked for is recorded."""
-        return self._has_steps and (self._is_evaluated or not self.until_evaluation)
+        return self._has_steps and self._is_reached
 
     @property
     def leaves_out(self) -> bool:
         """True for a step that is not reported, if it is like one that was."""
-        return self._has_steps and self.until_evaluation
+        return self._has_steps and self.until is not None
+
+    @property
+    def _is_reached(self) -> bool:
+        """True once the script has come as far as was asked for."""
+        if isinstance(self.until, int):
+            return self.number > self.until
+        is_over = 0 < self._last_of_epoch < self.number
+        return {None: True, "evaluation": self._is_evaluated, "epoch": is_over}[self.until]
 
     @property
     def _has_steps(self) -> bool:
@@ -114,6 +128,11 @@ class Windows:
         is_compiled = window.setup.compile == "compiled"
         self.runs_eagerly = self._adds_eager_step and self.is_done and is_compiled
 
+    def end_epoch(self) -> None:
+        """Sees a loader end that steps draw from; of one that reads ahead a batch is to come."""
+        if self.steps:
+            self._last_of_epoch = self._last_of_epoch or self.number
+
     def pass_over(self) -> None:
         """Counts a step whose models did not run."""
         self._number_ended += 1
@@ -144,8 +163,9 @@ class Windows:
     def list_notes(self) -> list[str]:
         """Lists notes on steps that are not listed, and on the peak in eager mode."""
         notes = [*self.notes]
-        if self.until_evaluation and not self._is_evaluated:
-            notes.append("The script ended without an evaluation.")
+        if not (self._is_reached or self._last_of_epoch):
+            what = f"step {self.until:,}" if isinstance(self.until, int) else f"an {self.until}"
+            notes.append(f"The script ended before {what} did.")
         if self._left_out:
             notes.append(
                 f"{self._left_out} more steps are not listed: on inputs of sizes that were recorded"

@@ -1050,11 +1050,50 @@ def test_a_model_that_is_not_trained_evaluates_nothing(write: Write) -> None:
     )
     run = fxmem.run(str(script), until="evaluation")
     assert run.evaluation is None and len(run.steps) == 3
-    assert "The script ended without an evaluation." in run.notes
+    assert "The script ended before an evaluation did." in run.notes
+
+
+EPOCHS = """
+from torch.utils.data import DataLoader
+
+lengths = [2, 3, 2, 9, 2, 3, 2, 20, 2]
+loader = DataLoader([torch.ones(8 * n, 64) for n in lengths], batch_size=None)
+model = nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for epoch in range(3):
+    for batch in loader:
+        model(batch.cuda()).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    print("epoch", epoch)
+"""
+
+
+@pytest.mark.parametrize(
+    ("until", "names", "left_out"),
+    [
+        ("epoch", ["step 1", "step 2", "step 4", "step 8"], 6),  # and a step after it
+        (6, ["step 1", "step 2", "step 4"], 3),
+    ],
+)
+def test_larger_steps_of_an_epoch_are_kept(
+    write: Write,
+    capfd: pytest.CaptureFixture[str],
+    until: str | int,
+    names: list[str],
+    left_out: int,
+) -> None:
+    run = fxmem.run(str(write(EPOCHS)), until=until, steps=2)
+    assert [step.setup.window for step in run.steps] == names
+    assert any(note.startswith(f"{left_out} more steps are not listed") for note in run.notes)
+    assert capfd.readouterr().out.count("epoch") == (until == "epoch")
+    run = fxmem.run(str(write(EPOCHS.replace("range(3)", "range(1)"))), until="epoch", steps=2)
+    assert not any("ended before" in note for note in run.notes)
+    assert [step.setup.window for step in run.steps] == ["step 1", "step 2", "step 4", "step 8"]
 
 
 def test_until_names_an_evaluation() -> None:
-    with pytest.raises(UsageError, match="--until epochs: write evaluation"):
+    with pytest.raises(UsageError, match="--until epochs: write evaluation, epoch or a number"):
         fxmem.run("train.py", until="epochs")
 
 
