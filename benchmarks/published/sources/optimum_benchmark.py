@@ -154,8 +154,10 @@ class Llama(nn.Module):
         for layer in self.model.layers:
             layer.self_attn.inv_freq = layer.self_attn.inv_freq.float()
 
-    def forward(self, tokens: Tensor, attention_mask: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
-        """Logits in float32, and all keys and values."""
+    def forward(
+        self, tokens: Tensor, attention_mask: Tensor, held: Tensor | None, *past: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Logits in float32, and all keys and values; ``held`` is only held."""
         hidden, cache = self.model(tokens, attention_mask, past)
         logits = self.lm_head(hidden)
         logits = logits.float()
@@ -166,7 +168,7 @@ class Llama(nn.Module):
         given, mask = tokens, torch.ones_like(tokens)
         past: tuple[Tensor, ...] = ()
         for _ in range(max_new_tokens):
-            outputs = self(given, mask, *past)
+            outputs = self(given, mask, None, *past)
             past = outputs[1:]
             given = outputs[0][:, -1, :].argmax(-1)[:, None]
             tokens = torch.cat([tokens, given], dim=-1)
@@ -175,12 +177,23 @@ class Llama(nn.Module):
 
 
 def predict(case: Case) -> dict[str, int]:
-    """The peak of a forward, or of a whole generation."""
+    """The peak of a forward, of the last step of a generation, or of a whole one."""
     size, batch = case.config["model"], case.config["batch"]
     tokens = fxmem.TensorSpec((batch, PROMPT), "int64")
     model, options = f"{__name__}:Llama(size={size!r})", {"gpu": case.gpu, "alloc_conf": ""}
-    if case.config["what"] == "forward":
-        analysis = fxmem.analyze(model, (tokens, tokens), mode="infer", **options)
-    else:
+    if case.config["what"] == "whole generation":
         analysis = fxmem.analyze(model, tokens, mode="generate", new_tokens=NEW, **options)
+    elif case.config["what"] == "forward":
+        analysis = fxmem.analyze(model, (tokens, tokens, None), mode="infer", **options)
+    else:
+        width, _, depth = SIZES[size]
+        total = PROMPT + NEW - 1
+        past = fxmem.TensorSpec((batch, width // HEAD, total - 1, HEAD), "float16")
+        args = (
+            fxmem.TensorSpec((batch, 1), "int64"),
+            fxmem.TensorSpec((batch, total), "int64"),
+            fxmem.TensorSpec((batch, 1, VOCABULARY), "float32"),
+            *[past] * (2 * depth),
+        )
+        analysis = fxmem.analyze(model, args, mode="infer", **options)
     return {"allocated": list_peaks(analysis)["allocated"]}
