@@ -80,6 +80,8 @@ def record_generation(
     """
     if new_tokens < 1:
         raise UsageError(f"--new must be 1 or more, got {new_tokens}")
+    if not args and not kwargs:
+        raise UsageError("no prompt is given", hint="--prompt 2048, or --input 16x2048:int64")
     launcher = Launcher(0, None)
     launcher.script = model if isinstance(model, str) else type(model).__name__
     session = Session(options, Windows(1), launcher)
