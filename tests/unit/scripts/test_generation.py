@@ -164,6 +164,7 @@ class NoName(Greedy):
     ("model", "inputs", "options", "message"),
     [
         (nn.Linear(4, 4), "2x4", {}, "Linear has no method generate, and does not return logits"),
+        (Greedy(), (), {}, "no prompt is given"),
         (NoName(), "2x4:int64", {}, "NoName.generate takes no max_new_tokens"),
         (Greedy(), "2x4:int64", {"new_tokens": 0}, "--new must be 1 or more, got 0"),
         (Greedy(), "2x4:int64", {"mesh": {"dp": 2}, "parallelize": "ddp"}, "generation on a mesh"),
@@ -171,7 +172,7 @@ class NoName(Greedy):
         (Greedy(), "2x4:int64", {"reserve": "1GiB"}, "reserve='1GiB' with gpu=None"),
     ],
 )
-def test_errors(model: nn.Module, inputs: str, options: dict[str, Any], message: str) -> None:
+def test_errors(model: nn.Module, inputs: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(fxmem.UsageError, match=message):
         fxmem.analyze(model, inputs, mode="generate", **options)
 
