@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import fxmem
 from fxmem.cli import main
 from fxmem.errors import UsageError
 from fxmem.sweeping import grid, sweep
-from fxmem.sweeping.executors import SubmititExecutor, connect_dask
+from fxmem.sweeping.executors import connect_dask
 
 MODEL = """
 from torch import nn
@@ -122,27 +123,36 @@ def test_any_executor_runs_the_rows(folder: Path, calls: list[str]) -> None:
     assert len(found.rows) == len(calls) == 6
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_submitit_runs_the_rows(folder: Path) -> None:
-    submitit = pytest.importorskip("submitit")
-    (folder / "grid.toml").write_text(GRID.replace(', "x"', "").replace("16, 32", "16"))
-    local = submitit.AutoExecutor(folder=folder / "logs", cluster="local")
-    executor: Executor = SubmititExecutor(local)
-    found = fxmem.sweep(str(folder / "grid.toml"), executor=executor)
-    assert [bool(row["peak_bytes"]) for row in found.rows] == [True, True]
+SUBMITIT = """
+import submitit
+import fxmem
+from fxmem.sweeping.executors import SubmititExecutor
+
+executor = SubmititExecutor(submitit.AutoExecutor(folder="logs", cluster="local"))
+print(fxmem.sweep("grid.toml", executor=executor).to_json())
+"""
+DASK = """
+import distributed
+from fxmem.cli import main
+
+with distributed.LocalCluster(
+    n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
+) as cluster:
+    main(["sweep", "grid.toml", "--scheduler", cluster.scheduler_address, "--json"])
+"""
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_dask_runs_the_rows(folder: Path) -> None:
-    distributed = pytest.importorskip("distributed")
+@pytest.mark.parametrize(("package", "code"), [("submitit", SUBMITIT), ("distributed", DASK)])
+def test_clusters_run_the_rows(folder: Path, package: str, code: str) -> None:
+    """In a process of its own: threads of a cluster go on, and draw random numbers."""
+    pytest.importorskip(package)
     (folder / "grid.toml").write_text(GRID.replace(', "x"', "").replace("16, 32", "16"))
-    with distributed.LocalCluster(
-        n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
-    ) as cluster:
-        executor = connect_dask(cluster.scheduler_address)
-        found = fxmem.sweep(str(folder / "grid.toml"), executor=executor)
-        executor.shutdown()
-    assert [bool(row["peak_bytes"]) for row in found.rows] == [True, True]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], cwd=folder, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout[done.stdout.index("{") :])["rows"]
+    assert [bool(row["peak_bytes"]) for row in rows] == [True, True]
 
 
 @pytest.mark.parametrize(
