@@ -86,8 +86,8 @@ class Alignment(Result):
         measured_slack_bytes: What it held.
         share: Of the step's bytes those that are in the trace in the same order.
         place: The predicted allocation at which the snapshot has its peak; None for unknown.
-        differences: What is alive there and was not predicted, or the other way round; the
-            largest first. None where too little is in the trace to tell.
+        differences: Blocks that are alive there and were not predicted, or the other way round,
+            the largest first; empty where too little of the step is in the trace to tell.
     """
 
     setup: Setup
