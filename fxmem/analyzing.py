@@ -184,6 +184,9 @@ def analyze(
     check_choices(loss, optimizer)
     inputs = gather_inputs(args, kwargs)
     if mode == "generate":
+        if optimizer is not None or loss is not None or compile:
+            cause = "generation takes no optimizer and no loss, and is not compiled"
+            raise UsageError(cause, hint="leave them out; a script may compile its model")
         return _analyze_generation(model, *inputs, options, new_tokens)
     if layout is not None and layout.rank == "worst":
         ranks = (replace(options, layout=each) for each in layout.list_differing())

@@ -165,6 +165,8 @@ class NoName(Greedy):
     [
         (nn.Linear(4, 4), "2x4", {}, "Linear has no method generate, and does not return logits"),
         (Greedy(), (), {}, "no prompt is given"),
+        (Greedy(), "2x4:int64", {"compile": True}, "generation takes no optimizer and no loss"),
+        (Greedy(), "2x4:int64", {"optimizer": "sgd"}, "generation takes no optimizer and no loss"),
         (NoName(), "2x4:int64", {}, "NoName.generate takes no max_new_tokens"),
         (Greedy(), "2x4:int64", {"new_tokens": 0}, "--new must be 1 or more, got 0"),
         (Greedy(), "2x4:int64", {"mesh": {"dp": 2}, "parallelize": "ddp"}, "generation on a mesh"),
