@@ -39,7 +39,7 @@ from fxmem.analysis import Analysis
 from fxmem.gpus import find_gpu
 from fxmem.graph import Phase
 from fxmem.kernels.cuda.gpu import Gpu, count_threads
-from fxmem.memory.allocation import _list_events, replay
+from fxmem.memory.allocation import list_events, replay
 from fxmem.training import options
 
 DATA = Path("tests/data/cuda")
@@ -171,7 +171,7 @@ def list_predicted_figures(analysis: Analysis) -> Figures:
     """
     first_step = analysis.first_step
     assert first_step is not None
-    events, first = _list_events(analysis.graph)
+    events, first = list_events(analysis.graph)
     profile = replay(events, analysis.settings)
     samples = {
         "peak": profile.allocated_bytes,

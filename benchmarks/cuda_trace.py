@@ -16,7 +16,7 @@ from tabulate import tabulate
 
 from benchmarks.cuda_measure import Result
 from fxmem.graph import MemoryGraph, Phase
-from fxmem.memory.allocation import _list_events, replay
+from fxmem.memory.allocation import list_events, replay
 from fxmem.memory.timeline import Action, Event
 
 BEFORE = "before the second step"
@@ -106,7 +106,7 @@ def name_operators(changes: Sequence[Change], operators: Sequence[Result]) -> li
 
 def list_predicted(graph: MemoryGraph) -> dict[str, list[Change]]:
     """The changes of each part as they are predicted."""
-    events, first = _list_events(graph)
+    events, first = list_events(graph)
     parts: dict[str, list[Change]] = {BEFORE: []}
     for at, event in enumerate(events):
         part = BEFORE if at < first else _name_part(event.phase)

@@ -77,7 +77,27 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "Llama, static cache": (_LLAMA, {"cache_implementation": "static"}),
     "Llama, three beams": (_LLAMA, {"num_beams": 3}),
     "Llama, sampling": (_LLAMA, {"do_sample": True, "top_k": 20, "top_p": 0.9}),
+    "Llama, float8 cache": (
+        _LLAMA,
+        {"cache_implementation": "quantized", "cache_config": {"backend": "fp8"}},
+    ),
     "Mistral, sliding window": (_make("Mistral", **_SIZES, **_HEADS, sliding_window=32), {}),
+    "DeepSeek-V3, latent attention": (
+        _make(
+            "DeepseekV3",
+            **_SIZES,
+            num_attention_heads=8,
+            num_key_value_heads=8,
+            q_lora_rank=64,
+            kv_lora_rank=32,
+            qk_rope_head_dim=16,
+            qk_nope_head_dim=32,
+            v_head_dim=32,
+            first_k_dense_replace=3,
+            pad_token_id=0,
+        ),
+        {},
+    ),
     "T5": (
         _make(
             "T5",

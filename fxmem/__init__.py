@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import fxmem.advice.finders  # noqa: F401 - registers the findings
 from fxmem.analysis import Analysis
+from fxmem.batching.epoch import Batches
 from fxmem.batching.largest import MaxBatch
 from fxmem.comparison.comparison import Comparison, diff
 from fxmem.errors import (
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from fxmem.applying.applying import apply
     from fxmem.applying.auto import auto, unapply
     from fxmem.applying.plan_search import pareto, plan
+    from fxmem.batching.batches import batches
     from fxmem.batching.sizes import max_batch
     from fxmem.fitting.mesh_search import fit
     from fxmem.kernels.extensions import register_workspace
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Analysis",
+    "Batches",
     "Category",
     "Comparison",
     "DataDependentError",
@@ -73,6 +76,7 @@ __all__ = [
     "analyze",
     "apply",
     "auto",
+    "batches",
     "diff",
     "fit",
     "max_batch",
@@ -96,6 +100,7 @@ _FUNCTIONS = {
     "analyze": "analyzing",
     "apply": "applying.applying",
     "auto": "applying.auto",
+    "batches": "batching.batches",
     "fit": "fitting.mesh_search",
     "max_batch": "batching.sizes",
     "memory_budgets": "advice.memory_budgets",

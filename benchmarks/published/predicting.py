@@ -14,7 +14,7 @@ from fxmem.analysis import Analysis
 from fxmem.gpus import find_gpu
 from fxmem.graph import Phase
 from fxmem.kernels.cuda.gpu import describe_gpu
-from fxmem.memory.allocation import _list_events, replay
+from fxmem.memory.allocation import list_events, replay
 from fxmem.training import options
 
 ALL_PHASES = tuple(Phase)
@@ -68,7 +68,7 @@ def list_peaks(analysis: Analysis, *, first: bool = False) -> dict[str, int]:
             else those of the second, as ``reset_peak_memory_stats()`` before it gives them.
     """
     assert analysis.settings is not None
-    events, begin = _list_events(analysis.graph)
+    events, begin = list_events(analysis.graph)
     profile = replay(events, analysis.settings)
     window = slice(0, begin) if first else slice(max(begin - 1, 0), None)
     peaks = {

@@ -27,7 +27,7 @@ from tabulate import tabulate
 from benchmarks.cuda_trace import Change, Difference, count_common, list_differences
 from benchmarks.published.cases import DATA, Case, load_all
 from fxmem.graph import MemoryGraph
-from fxmem.memory.allocation import _list_events
+from fxmem.memory.allocation import list_events
 
 FOLDER = DATA / "traces"
 Event = list[Any]
@@ -88,7 +88,7 @@ def list_predicted(graph: MemoryGraph, *, first: bool = False) -> list[Change]:
         graph: The step.
         first: Whether those of the first step are meant.
     """
-    events, begin = _list_events(graph)
+    events, begin = list_events(graph)
     if first:
         start = begin - len(graph.warmup) + graph.first_operations[0].start
         return [Change(event.delta_bytes) for event in events[start:begin] if event.nbytes]

@@ -13,6 +13,7 @@ from typing import NoReturn, Protocol
 import fxmem
 from fxmem.cli import (
     analyze,
+    batches,
     check,
     diff,
     doctor,
@@ -54,6 +55,7 @@ COMMANDS: dict[str, Command] = {
     "analyze": analyze,
     "plan": plan,
     "max-batch": max_batch,
+    "batches": batches,
     "fit": fit,
     "pipeline": pipeline,
     "render": render,
@@ -80,6 +82,7 @@ examples:
   fxmem run train.py --batch-size 64
   fxmem plan gpt.py:GPT --input 4x512:int64 --optimizer adamw --budget 8GiB
   fxmem max-batch gpt.py:GPT --input 4x512:int64 --optimizer adamw --gpu rtx4090
+  fxmem batches gpt.py:GPT --input 8x512:int64 --optimizer adamw --sizes lengths.json
   fxmem render gpt.py:GPT --input 4x512:int64 -o peak.svg
   fxmem explain FX101
 

@@ -128,7 +128,7 @@ class AllocatorProfile:
 
 def allocate_graph(graph: MemoryGraph, settings: AllocatorSettings) -> Allocation:
     """Gives each storage and workspace of a step its block."""
-    events, first = _list_events(graph)
+    events, first = list_events(graph)
     profile = replay(events, settings)
     sizes = [storage.nbytes for storage in graph.storages]
     workspaces: dict[int, dict[int, int]] = {}
@@ -151,7 +151,7 @@ def allocate_graph(graph: MemoryGraph, settings: AllocatorSettings) -> Allocatio
 
 def find_warmup_peak(graph: MemoryGraph) -> WarmupPeak | None:
     """Finds the peak before a step, where no allocator rounds or caches."""
-    events, first = _list_events(graph)
+    events, first = list_events(graph)
     live_bytes = tuple(accumulate(event.delta_bytes for event in events[:first]))
     return _find_warmup_peak(graph, live_bytes, live_bytes, live_bytes)
 
@@ -167,7 +167,7 @@ def _find_warmup_peak(
 
 def measure_allocation(graph: MemoryGraph, settings: AllocatorSettings) -> tuple[int, int]:
     """Measures the most allocated and the most reserved bytes of a step, without a graph."""
-    events, first = _list_events(graph)
+    events, first = list_events(graph)
     profile = replay(events, settings)
     start = max(first - 1, 0)  # what there was when the step began
     return max(profile.allocated_bytes[start:]), max(profile.reserved_bytes[first:])
@@ -184,7 +184,7 @@ def run_on_device(
         capacity_bytes: All memory of the device.
         context_bytes: Memory of the CUDA context.
     """
-    events, first = _list_events(graph)
+    events, first = list_events(graph)
     profile = replay(events, settings, capacity_bytes=capacity_bytes, context_bytes=context_bytes)
     exhaustion = None
     if profile.shortage is not None:
@@ -233,12 +233,12 @@ def trace_blocks(graph: MemoryGraph, settings: AllocatorSettings | None) -> Addr
 
 
 def _trace_cache(graph: MemoryGraph, settings: AllocatorSettings) -> AddressTrace:
-    events, first = _list_events(graph)
+    events, first = list_events(graph)
     seen: list[TraceEvent] = []
     allocator = CachingAllocator(settings, trace=seen.append)
     trace: list[tuple[TraceEvent, int]] = []
     residents: tuple[Placement, ...] = ()
-    for index, blocks in enumerate(_run_events(events, allocator), -first):
+    for index, blocks in enumerate(run_events(events, allocator), -first):
         if index == -1:
             residents = tuple(
                 Placement(storage, block.address, block.requested_bytes)
@@ -305,7 +305,7 @@ def replay(
     samples: list[tuple[int, int, int]] = []
     shortage = None
     try:
-        for _ in _run_events(events, allocator):
+        for _ in run_events(events, allocator):
             samples.append(
                 (allocator.allocated_bytes, allocator.requested_bytes, allocator.reserved_bytes)
             )
@@ -315,11 +315,19 @@ def replay(
     return AllocatorProfile(allocated, requested, reserved, allocator.retries, shortage)
 
 
-def _run_events(
-    events: Iterable[Event], allocator: CachingAllocator
+def run_events(
+    events: Iterable[Event],
+    allocator: CachingAllocator,
+    blocks: dict[tuple[int | None, int], Block | None] | None = None,
 ) -> Iterator[dict[tuple[int | None, int], Block | None]]:
-    """Allocates and frees; yields after each event the blocks in use, by storage and number."""
-    blocks: dict[tuple[int | None, int], Block | None] = {}
+    """Allocates and frees; yields after each event the blocks in use, by storage and number.
+
+    Args:
+        events: What happens.
+        allocator: Serves it.
+        blocks: What is in use before, which is changed; None for nothing.
+    """
+    blocks = {} if blocks is None else blocks
     for event in events:
         owner = event.storage, event.block
         if event.nbytes and event.action is Action.ALLOC:
@@ -331,7 +339,7 @@ def _run_events(
         yield blocks
 
 
-def _list_events(graph: MemoryGraph) -> tuple[tuple[Event, ...], int]:
+def list_events(graph: MemoryGraph) -> tuple[tuple[Event, ...], int]:
     """Lists the events before the step and of the step, and the index of the step's first event.
 
     Storages that nobody saw being allocated come first.

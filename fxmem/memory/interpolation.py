@@ -17,8 +17,10 @@ _MOST = 3  # sizes, for polynomials of the second degree
 
 def describe_structure(graph: MemoryGraph) -> Hashable:
     """Describes the operators and lifetimes of a graph: graphs can be interpolated where equal."""
-    storages = tuple((s.born, s.died, s.category, s.death_rank) for s in graph.storages)
-    return storages, tuple((o.name, o.node) for o in graph.operations)
+    storages = tuple((s.born, s.died, s.category) for s in graph.storages)
+    freed = sorted((s.died, s.death_rank, s.index) for s in graph.storages if s.died is not None)
+    operators = tuple((o.name, o.node) for o in graph.operations)
+    return storages, tuple(index for *_, index in freed), operators
 
 
 def interpolate_graph(graphs: Mapping[int, MemoryGraph], size: int) -> MemoryGraph:
@@ -40,7 +42,7 @@ def interpolate_graph(graphs: Mapping[int, MemoryGraph], size: int) -> MemoryGra
         if all(value == first for value in values):
             return first
         if among not in weights:
-            weights[among] = _weigh(among, size)
+            weights[among] = weigh_sizes(among, size)
         mixed = round(sum(w * v for w, v in zip(weights[among], values, strict=True)))
         return max(mixed, 0) if max(values) > 0 else min(mixed, 0)  # frees are negative
 
@@ -83,7 +85,7 @@ def interpolate_graph(graphs: Mapping[int, MemoryGraph], size: int) -> MemoryGra
     )
 
 
-def _weigh(sizes: Sequence[int], size: int) -> list[float]:
+def weigh_sizes(sizes: Sequence[int], size: int) -> list[float]:
     """Computes the weights of known sizes in another: Lagrange's polynomials."""
     weights = [1.0] * len(sizes)
     for at, known in enumerate(sizes):

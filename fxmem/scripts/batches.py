@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -13,8 +14,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from fxmem.analysis import Analysis
 from fxmem.errors import TraceError
 from fxmem.fakes.containers import iterate_paths, iterate_tensors
+from fxmem.memory.interpolation import describe_structure, interpolate_graph
+from fxmem.memory.succession import Fragmentation, replay_steps
 from fxmem.parallelism.process_group import run_outside_modes
 from fxmem.scripts.windows import Windows
 
@@ -23,6 +27,7 @@ _MOST_BATCHES = 100_000
 _MOST_LARGEST = 4
 _MOST_SHOWN = 3
 _MOST_KEPT_BYTES = 1 << 30
+_LEAST_REPLAYED, _MOST_REPLAYED, _MOST_OPERATIONS = 20, 200, 500_000
 _SHARES = ((0.5, "Half"), (0.9, "90 %"), (0.99, "99 %"))
 
 Sizes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
@@ -77,6 +82,8 @@ class FullestBatches:
         self._count = 0
         self._chosen: list[tuple[_Batch, Any]] = []
         self._drawn: dict[int, _Batch] = {}
+        self._read: list[_Batch] = []
+        self._taken: dict[str, _Batch] = {}  # by the name of the window
         self._moved_in = 0
 
     def replace_iteration(self, iterate: Callable[..., Any]) -> Callable[..., Any]:
@@ -97,7 +104,8 @@ class FullestBatches:
         """Sees a tensor of a batch move to the GPU, in the step that the batch is of."""
         batch = self._drawn.get(tensor.untyped_storage().data_ptr())
         if batch is not None:
-            self._windows.batch, self._moved_in = self._name(batch), self._windows.number
+            self._moved_in = self._windows.number
+            self._take(batch)
 
     def _draw(self) -> Iterator[Any]:
         for _ in range(self._count):
@@ -109,11 +117,40 @@ class FullestBatches:
                     self._drawn[tensor.untyped_storage().data_ptr()] = batch
             # A loader that reads ahead moves one batch and draws another.
             if self._moved_in != number:
-                self._windows.batch = self._name(batch)
+                self._take(batch)
             yield drawn
 
-    def _name(self, batch: _Batch) -> str:
-        return f"batch {batch.number:,} of {self._count:,}"
+    def _take(self, batch: _Batch) -> None:
+        self._windows.batch = f"batch {batch.number:,} of {self._count:,}"
+        self._taken[self._windows.name_step()] = batch
+
+    def replay(self) -> tuple[Fragmentation, ...]:
+        """Replays the first batches of the loader in its order, with several allocators.
+
+        The graphs of batches that no step had are computed, where batches differ in one size alone.
+        """
+        sizes = _find_sizes(self._read) or _find_sizes(self._read[:-1])
+        alike: dict[Any, dict[int, Analysis]] = defaultdict(dict)
+        for step in self._windows.steps:
+            batch = self._taken.get(step.setup.window or "")
+            if batch is not None and batch.number <= len(sizes):
+                alike[describe_structure(step.graph)][sizes[batch.number - 1]] = step
+        known = max(alike.values(), key=len, default={})
+        if len(known) < 2:
+            return ()
+        step = next(iter(known.values()))
+        if step.settings is None:
+            return ()
+        most = _MOST_OPERATIONS // len(step.graph.operations)
+        replayed = sizes[: min(max(most, _LEAST_REPLAYED), _MOST_REPLAYED)]
+        graphs = {size: each.graph for size, each in known.items()}
+        return replay_steps(
+            self._windows.steps[0].graph,
+            (interpolate_graph(graphs, size) for size in replayed),
+            step.settings,
+            capacity_bytes=None if step.gpu is None else step.gpu.capacity_bytes,
+            context_bytes=max(step.context_bytes),
+        )
 
     def _choose(self, batches: Iterator[Any]) -> None:
         read: list[_Batch] = []
@@ -134,12 +171,27 @@ class FullestBatches:
         if not read:
             raise TraceError("the loader that the steps draw from has no batches")
         self._count, self._windows.read_batches = len(read), 0
+        self._read = read
         ranked = [batch for batch in _list_ranked(read) if batch.sizes in kept]
         chosen = {batch.sizes: batch for batch in (*ranked, *_list_largest(read))}
         ordered = sorted(chosen.values(), key=lambda batch: batch.nbytes)
+        if len(ordered) > 1:
+            # The first two steps make what later ones find: gradients, and states of the optimizer.
+            ordered = [*ordered[:2], ordered[0], *(ordered[2:] or ordered[1:])]
         self._chosen = [(each, kept[each.sizes]) for each in ordered]
         self._windows.expect(len(ordered) + 1)  # for a loader that reads ahead
         self._windows.notes += _list_notes(read)
+
+
+def _find_sizes(read: list[_Batch]) -> list[int]:
+    """Finds the one size in which batches differ; nothing where they do in none or in several."""
+    figures = [dict(batch.list_figures()) for batch in read]
+    if len({tuple(each) for each in figures}) != 1:
+        return []
+    keys = [key for key in figures[0] if key != _NBYTES]
+    varying = [key for key in keys if len({each[key] for each in figures}) > 1]
+    sizes = [{each[key] for key in varying} for each in figures]
+    return [each.pop() for each in sizes] if all(len(each) == 1 for each in sizes) else []
 
 
 def _list_largest(read: list[_Batch]) -> list[_Batch]:

@@ -8,7 +8,9 @@ from typing import Any
 
 from fxmem.analysis import Analysis
 from fxmem.graph import Phase, SourceLocation
+from fxmem.memory.succession import Fragmentation
 from fxmem.report.blocks import Block, Paragraph
+from fxmem.report.fragmentation import list_fragmentation
 from fxmem.report.result import Result
 from fxmem.report.tables import Bytes, Table
 from fxmem.report.text import write_peak_place
@@ -51,12 +53,15 @@ class ScriptRun(Result):
         reads: The lines that read values of tensors, and got stand-ins.
         notes: On how the script was run, a sentence each.
         partial: Whether the script was interrupted before all steps asked for were recorded.
+        fragmentation: What is reserved for the first batches of the loader, in its order, with the
+            settings of the allocator and with others; nothing unless they were read.
     """
 
     windows: tuple[Analysis, ...]
     reads: tuple[Read, ...]
     notes: tuple[str, ...]
     partial: bool = False
+    fragmentation: tuple[Fragmentation, ...] = ()
 
     @property
     def steps(self) -> tuple[Analysis, ...]:
@@ -127,10 +132,15 @@ class ScriptRun(Result):
         return [
             *largest.list_blocks(top),
             Table(headers, rows, right=["peak", "reserved"], names=["in"]),
+            *self._list_fragmentation(),
             Table(["values read at", "taken as", ""], reads),
             Paragraph([*self.notes, *[_PARTIAL] * self.partial]),
             *(first.list_blocks(top) if differs else ()),
         ]
+
+    def _list_fragmentation(self) -> list[Block]:
+        count = max((each.steps for each in self.fragmentation), default=0)
+        return list_fragmentation(self.fragmentation, f"After {count:,} of the loader's batches:")
 
     def list_bars(self) -> Mapping[str, int | None]:
         return {each.setup.window: each.peak_bytes for each in self._list_rows()}
@@ -155,6 +165,7 @@ class ScriptRun(Result):
                 script[phase.value] = _summarize(window)
         script |= {"reads": [asdict(read) for read in self.reads], "notes": list(self.notes)}
         script["partial"] = self.partial
+        script["fragmentation"] = [asdict(each) for each in self.fragmentation]
         return {**self.largest.to_dict(), "script": script}
 
 

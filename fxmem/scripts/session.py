@@ -259,7 +259,8 @@ class Session:
         noted = (*note_assumptions(self._recorder), *self._noted)
         notes = (*noted, *self._options.list_notes(operators), *self.windows.list_notes())
         reads = tuple(self._recorder.reads.reads.values())
-        return ScriptRun(windows, reads, notes, partial)
+        fragmentation = self._batches.replay() if self._batches is not None else ()
+        return ScriptRun(windows, reads, notes, partial, fragmentation)
 
     def _end_window(self) -> None:
         windows, left_out = self.windows, self._tracer.left_out
@@ -270,10 +271,7 @@ class Session:
                 self._begin_window()
                 return
             done = not windows.steps or not self._optimizers or bool(self._stepped)
-            number = windows.number
-            name = f"step {number}" if done else f"after step {number - 1}"
-            if done and windows.batch:
-                name += f", {windows.batch}"
+            name = windows.name_step() if done else f"after step {windows.number - 1}"
             windows.keep(self._describe_window(name, None))
             if windows.runs_eagerly:
                 self._enter(force_eager(torch._dynamo))

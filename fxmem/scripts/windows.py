@@ -143,6 +143,10 @@ class Windows:
         self.ended.append(window)
         self._rest = window
 
+    def name_step(self) -> str:
+        """Names the step that runs, after its batch where that was chosen."""
+        return f"step {self.number}, {self.batch}" if self.batch else f"step {self.number}"
+
     def expect(self, count: int) -> None:
         """Asks for so many steps, where no number was given."""
         self._count = self._count or count

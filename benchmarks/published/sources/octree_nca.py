@@ -11,7 +11,7 @@ from torch.nn import functional
 import fxmem
 from benchmarks.published.cases import Case
 from fxmem.kernels.cuda.linear import cublas_workspace_bytes
-from fxmem.memory.allocation import _list_events, replay
+from fxmem.memory.allocation import list_events, replay
 
 CHANNELS, HIDDEN = 16, 64
 
@@ -120,7 +120,7 @@ def predict(case: Case) -> dict[str, int]:
         alloc_conf="",
     )
     assert analysis.settings is not None
-    events, begin = _list_events(analysis.graph)
+    events, begin = list_events(analysis.graph)
     before, *requested = replay(events, analysis.settings).requested_bytes[begin - 1 :]
     first = cublas_workspace_bytes() if config.get("first") else 0
     return {

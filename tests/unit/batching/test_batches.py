@@ -1,0 +1,117 @@
+"""Batches of samples of different sizes, against analyses of all of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import fxmem
+from fxmem.batching.batchings import list_batchings, read_sizes
+from fxmem.gpus import find_gpu
+
+SIZES = [5, 60, 7, 33, 21, 64, 12, 9, 40, 18, 3, 27, 51, 8, 30, 11]
+
+
+class Attention(nn.Module):
+    """Keeps scores that grow with the square of the sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(32, 96)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.project(x).chunk(3, dim=-1)
+        return (q @ k.transpose(1, 2)).softmax(-1) @ v
+
+
+def analyze(size: int, rows: int = 2, **options: Any) -> fxmem.Analysis:
+    return fxmem.analyze(Attention(), f"{rows}x{size}x32", optimizer="adam", **options)
+
+
+def test_every_way_has_the_peaks_of_its_batches() -> None:
+    found = fxmem.batches(Attention(), "2x16x32", sizes=SIZES, optimizer="adam", device="cpu")
+    assert [each.batching.name for each in found.batchings] == [
+        "padded",
+        "grouped",
+        "packed",
+        "capped",
+    ]
+    for each in found.batchings:
+        steps = [analyze(size, each.batching.rows, device="cpu") for size in each.batching.sizes]
+        peaks = sorted(step.peak_bytes for step in steps)
+        assert each.quantile_bytes == tuple(
+            peaks[int(share * (len(peaks) - 1))] for share in (0.5, 0.9, 0.99, 1)
+        )
+        assert steps[each.fullest - 1].peak_bytes == peaks[-1]
+        assert each.flops == sum(step.forward_flops + step.backward_flops for step in steps)
+    assert found.error == 0 and found.fragmentation == ()
+    assert found.analyses <= 6
+
+
+def test_batches_that_do_not_fit_are_counted() -> None:
+    reserve = find_gpu("t4").capacity_bytes - 640 * 2**20
+    sizes = [100, 200, 1400, 1500, 150, 1600, 120, 110]
+    options: dict[str, Any] = {"gpu": "t4", "reserve": reserve, "optimizer": "adam"}
+    found = fxmem.batches(Attention(), "1x16x32", sizes=sizes, **options)
+    fits = {size: analyze(size, 1, gpu="t4", reserve=reserve).fits for size in sizes}
+    padded = found.batchings[0]
+    assert padded.unfitting == sum(not fits[size] for size in padded.batching.sizes) > 0
+    assert found.fragmentation[0].failed == 1 + next(
+        at for at, size in enumerate(padded.batching.sizes) if not fits[size]
+    )
+
+
+def test_images_are_not_packed() -> None:
+    net = nn.Conv2d(3, 8, 3, padding=1)
+    options: dict[str, Any] = {"sizes": "8-32", "axis": "2,3", "device": "cpu", "multiple_of": 8}
+    found = fxmem.batches(net, "4x3x16x16", **options)
+    assert [each.batching.name for each in found.batchings] == ["padded", "grouped"]
+    assert {*found.batchings[0].batching.sizes} <= {8, 16, 24, 32}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sizes": "9-3"}, "bad range '9-3' (64-2048)"),
+        ({"sizes": "none.json"}, "cannot read the sizes 'none.json': No such file or directory"),
+        ({"sizes": []}, "sizes: no sizes, or one below 1"),
+        ({"sizes": [4, 0]}, "sizes: no sizes, or one below 1"),
+        ({"sizes": ["x"]}, "sizes: invalid literal for int() with base 10: 'x'"),
+        ({"sizes": {3: 10**9}}, "sizes: more than 10,000,000 samples"),
+        ({"sizes": [4], "axis": 0}, "dimension 0 is the batch (--axis 1, or 2,3 for images)"),
+        ({"sizes": [4], "cap": 0}, "the cap, the multiple and the replayed batches must be 1 or"),
+    ],
+)
+def test_errors(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(fxmem.UsageError) as error:
+        fxmem.batches(Attention(), "2x16x32", **options)
+    assert str(error.value).startswith(message)
+
+
+def test_a_file_that_is_no_json_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "sizes.json"
+    path.write_text("12\n13")
+    with pytest.raises(fxmem.UsageError, match=r"sizes.json: Extra data: line 2 column 1"):
+        read_sizes(str(path))
+    path.write_text(json.dumps({"12": 3}))
+    assert read_sizes(str(path)) == (12, 12, 12)
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=80), st.integers(1, 8), st.integers(1, 50))
+def test_ways_keep_all_samples(sizes: list[int], rows: int, cap: int) -> None:
+    padded, grouped, packed, *capped = list_batchings(sizes, rows, cap=cap)
+    steps = max(len(sizes) // rows, 1)
+    assert len(padded.sizes) == len(grouped.sizes) == steps
+    assert max(padded.sizes) == max(grouped.sizes) == packed.sizes[0]
+    assert padded.sample_elements == grouped.sample_elements == packed.sample_elements
+    if len(sizes) >= rows:
+        assert sum(grouped.sizes) <= sum(padded.sizes) or len(sizes) > 50 * rows
+        assert 0 <= packed.padding < 1 and 0 <= grouped.padding < 1
+    for each in capped:
+        assert max(each.sizes) == cap < max(padded.sizes) and each.cut > 0
