@@ -142,8 +142,8 @@ def _write_row(memory: BatchingMemory, padded: BatchingMemory) -> Sequence[Cell]
 
 def _write_notes(found: Batches) -> list[str]:
     notes = [
-        f"Of {found.samples:,} samples, shuffled. The size is {found.axis}; {found.analyses} steps"
-        " were analysed, and others are computed from them."
+        f"Of {found.samples:,} samples, shuffled. The size is {found.axis}.",
+        f"{found.analyses} steps were analysed; others are computed from them.",
     ]
     if found.error > _EXACT:
         notes.append(f"Where both were done, computed peaks differ by up to {found.error:.1%}.")

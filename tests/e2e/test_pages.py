@@ -228,7 +228,7 @@ def test_every_command_works(command: str) -> None:
         return
     result = Path(written[1]).read_text(encoding="utf-8") if written else out
     is_json = "--json" in command or (command.startswith("fxmem plan") and written)
-    firsts = {"verify": "Equal ", "fit": "Fits "}
+    firsts = {"verify": "Equal ", "fit": "Fits ", "batches": "Batch "}
     first = firsts.get(command.split()[1], "Peak ")
     assert result.startswith("{" if is_json else first)
 
