@@ -3,8 +3,8 @@
     python -m benchmarks.quantized [--only NAME ...] [-o docs/results/quantized.md]
 
 Each case runs three steps in a process of its own, under PyTorch's profiler without fxmem; then
-fxmem records the same code. What the third step takes is compared. torchao and HQQ are found in the
-folder that ``FXMEM_PACKAGES`` names, if they are not installed.
+fxmem records the same code. What the third step takes is compared. torchao, HQQ and optimum-quanto
+are found in the folder that ``FXMEM_PACKAGES`` names, if they are not installed.
 """
 
 from __future__ import annotations
@@ -77,6 +77,19 @@ def build_hqq(bits: int) -> Callable[[], None]:
             nn.Linear(*sizes), config, compute_dtype=torch.bfloat16, device="cpu"
         )
         return layer
+
+    return build_layers(make, torch.bfloat16)
+
+
+def build_quanto(weights: str) -> Callable[[], None]:
+    """Builds frozen layers of optimum-quanto, which quantizes a model in place."""
+    from optimum import quanto
+
+    def make(*sizes: int) -> nn.Module:
+        layers = nn.Sequential(nn.Linear(*sizes, bias=False, dtype=torch.bfloat16))
+        quanto.quantize(layers, weights=getattr(quanto, weights))
+        quanto.freeze(layers)
+        return layers.requires_grad_(False)
 
     return build_layers(make, torch.bfloat16)
 
@@ -204,6 +217,9 @@ CASES: dict[str, Build] = {
     "RandLoRA": partial(build_adapter, 16, "RandLora", r=8),
     "HQQ, 4 bits": partial(build_hqq, 4),
     "HQQ, 3 bits": partial(build_hqq, 3),
+    "quanto, int8": partial(build_quanto, "qint8"),
+    "quanto, int4": partial(build_quanto, "qint4"),
+    "quanto, int2": partial(build_quanto, "qint2"),
     "GPTQ, 4 bits": build_gptq,
     "torchao, NF4": build_nf4,
     "torchao, int8 weights": partial(build_torchao, "Int8WeightOnlyConfig"),
@@ -281,7 +297,8 @@ def main() -> None:
 The third step of small models with
 [bitsandbytes](https://github.com/bitsandbytes-foundation/bitsandbytes),
 [peft](https://github.com/huggingface/peft), [torchao](https://github.com/pytorch/ao) (whose
-optimizers compile their step), [HQQ](https://github.com/mobiusml/hqq) and
+optimizers compile their step), [HQQ](https://github.com/mobiusml/hqq),
+[optimum-quanto](https://github.com/huggingface/optimum-quanto) and
 [GPTQModel](https://github.com/ModelCloud/GPTQModel), against the profiler's events of the same
 step, in bytes: {equal} of {len(rows)} are equal to the byte.
 

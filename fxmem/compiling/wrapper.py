@@ -32,6 +32,8 @@ _FOR_KERNELS = (
     *("grid", "split_scan_grid", "grid_combo_kernels", "cooperative_reduction_grid"),  # 2.6
 )
 """Functions whose results only kernels take."""
+_STREAMS = "torch._dynamo.graph_bytecode_inputs"
+"""Keeps the streams that the code names."""
 
 
 def make_program(
@@ -106,13 +108,19 @@ def _is_wrapper(statement: ast.stmt) -> bool:
     literals = ast.Constant, ast.Dict  # a dict has the sizes of a kernel's blocks, up to 2.6
     is_constant = isinstance(statement, ast.Assign) and isinstance(statement.value, literals)
     is_call = isinstance(statement, ast.FunctionDef) and statement.name == "call"
-    return is_constant or is_call or isinstance(statement, ast.ClassDef)
+    finds_streams = isinstance(statement, ast.ImportFrom) and statement.module == _STREAMS
+    return is_constant or is_call or finds_streams or isinstance(statement, ast.ClassDef)
 
 
 def _list_names(device: torch.device) -> dict[str, Any]:
     """Lists what the head of a wrapper imports, as the recording has it."""
     algorithms: Any = importlib.import_module("torch._inductor.select_algorithm")
-    cuda = SimpleNamespace(_DeviceGuard=contextlib.nullcontext, set_device=lambda _index: None)
+    cuda = SimpleNamespace(
+        _DeviceGuard=contextlib.nullcontext,
+        set_device=lambda _index: None,
+        current_stream=lambda *device: torch.cuda.current_stream(*device),
+        stream=lambda stream: torch.cuda.stream(stream),
+    )
     return {
         "torch": _TorchOf(cuda),
         "aten": torch.ops.aten,

@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _device
 
-from fxmem.fakes.fake_mode import find_inner, mark_on_accelerator
+from fxmem.fakes.fake_mode import find_inner, mark_on_accelerator, overrides_functions
 from fxmem.patching import patch
 
 SEEN = torch.device("cuda", 0)
@@ -168,6 +168,10 @@ class _Translator(TorchFunctionMode):
     def is_busy(self) -> bool:
         return getattr(self._thread, "is_busy", False)
 
+    @property
+    def _opened(self) -> Any:
+        return getattr(self._thread, "opened", None)
+
     @contextlib.contextmanager
     def listen(self) -> Iterator[None]:
         """Answers again within a function that is running."""
@@ -201,10 +205,28 @@ class _Translator(TorchFunctionMode):
                 if result is not NotImplemented:
                     return result
             is_moved, args, kwargs = self._turn_all(args, kwargs)
-            result = func(*args, **kwargs)
+            if func != self._opened and any(map(overrides_functions, types)):
+                result = self._run_overridden(func, types, args, kwargs)
+            else:
+                result = func(*args, **kwargs)
             return mark_on_accelerator(result) if is_moved and not self._is_gpu else result
         finally:
             self._thread.is_busy = was_busy
+
+    def _run_overridden(
+        self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Runs what a subclass has in the place of a function, in which this mode answers, too."""
+        opened, self._thread.opened = self._opened, func  # which it may call itself
+        try:
+            for kind in filter(overrides_functions, types):
+                with self.listen():
+                    result = kind.__torch_function__(func, types, args, kwargs)
+                if result is not NotImplemented:
+                    return result
+            return func(*args, **kwargs)
+        finally:
+            self._thread.opened = opened
 
     def _turn_all(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -343,3 +343,14 @@ def refuse_scripts(model: nn.Module) -> None:
                 f"{subject} is TorchScript, which does not run on fake tensors",
                 hint="pass the module that was scripted",
             )
+
+
+def overrides_functions(kind: type) -> bool:
+    """Returns whether a type of tensors overrides torch functions, as C++ decides it."""
+    if kind is torch.Tensor:
+        return False
+    function = getattr(kind, "__torch_function__", _not_overridden)
+    return function is not _not_overridden
+
+
+_not_overridden = torch._C._disabled_torch_function_impl

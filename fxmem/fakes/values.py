@@ -243,6 +243,7 @@ def find_usual_answer(frame: FrameType | None) -> bool:
 
     A test as a whole is: in ``if not found:`` something was found. But ``if not wrong.any():
     break`` ends a ``while True`` that nothing else ends: values are drawn until they are right.
+    And a ``for`` goes on where the other branch would break it.
     """
     return bool(_find_answer(frame, _list_tests))
 
@@ -288,18 +289,31 @@ def _list_tests(filename: str) -> tuple[_Check, ...]:
     found: list[tuple[ast.stmt | ast.expr, ast.expr, bool]] = []
     seen: set[ast.AST] = set()
     exits: set[ast.stmt] = set()
+    goes_on: set[ast.AST] = set()
     for node in ast.walk(_parse(filename)):
+        if isinstance(node, ast.For):
+            goes_on.update(inner for inner in ast.walk(node) if _breaks_otherwise(inner))
+        elif isinstance(node, ast.While):
+            goes_on.difference_update(ast.walk(node))
         if isinstance(node, ast.While) and isinstance(node.test, ast.Constant):
             ways = [inner for inner in ast.walk(node) if isinstance(inner, ast.Break | ast.Return)]
             exits.update(ways if len(ways) == 1 else ())
         if isinstance(node, ast.While | ast.If | ast.IfExp):
             ends = isinstance(node, ast.If) and node.body[-1] in exits and _is_negated(node.test)
-            found.append((node, node.test, ends or isinstance(node, ast.While)))
+            passes = ends or isinstance(node, ast.While) or node in goes_on
+            found.append((node, node.test, passes))
             seen.update(ast.walk(node.test))
         elif isinstance(node, ast.expr) and _is_negated(node) and node not in seen:
             found.append((node, node, False))
             seen.update(ast.walk(node))
     return _make_checks(found)
+
+
+def _breaks_otherwise(node: ast.AST) -> bool:
+    """Returns whether a branch ends a loop where its test fails: an early stop, as hqq's."""
+    if not isinstance(node, ast.If) or isinstance(node.body[-1], ast.Break):
+        return False
+    return bool(node.orelse) and isinstance(node.orelse[-1], ast.Break)
 
 
 def _is_negated(test: ast.expr) -> bool:

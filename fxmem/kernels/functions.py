@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from fxmem.fakes.fake_mode import overrides_functions
 from fxmem.kernels.registry import Backend, Function
 from fxmem.kernels.stand_ins import note_calls
 from fxmem.patching import patch
@@ -54,7 +55,7 @@ def lower_functions(target: Backend) -> Iterator[Mapping[str, None]]:
             if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in args)):
                 notes[_NESTED] = None
             return is_overridden(args)
-        return any(_overrides_functions(type(tensor)) for tensor in args)
+        return any(overrides_functions(type(tensor)) for tensor in args)
 
     checks = {torch.overrides: {"has_torch_function": is_overridden_by_tensors}}
     with contextlib.ExitStack() as stack:
@@ -64,17 +65,6 @@ def lower_functions(target: Backend) -> Iterator[Mapping[str, None]]:
         stack.enter_context(note_calls(notes))
         stack.enter_context(Lowering(target))
         yield notes
-
-
-def _overrides_functions(kind: type) -> bool:
-    """Returns whether a type of tensors overrides torch functions, as C++ decides it."""
-    if kind is torch.Tensor:
-        return False
-    function = getattr(kind, "__torch_function__", _not_overridden)
-    return function is not _not_overridden
-
-
-_not_overridden = torch._C._disabled_torch_function_impl
 
 
 _QUERIES = frozenset(
@@ -119,7 +109,7 @@ class Lowering(TorchFunctionMode):
                 return func(*args, **(kwargs or {}))
         opened, is_open = self._opened.get(func), self._thread.open
         run = opened or self._functions.get(func, func)
-        if run is func or any(map(_overrides_functions, types)):
+        if run is func or any(map(overrides_functions, types)):
             return func(*args, **kwargs) if kwargs else func(*args)
         if opened is None:
             return run(*args, **(kwargs or {}))

@@ -19,6 +19,8 @@ def test_a_step_takes_what_is_measured(name: str) -> None:
 
 
 @pytest.mark.skipif(not os.environ.get("FXMEM_PACKAGES"), reason="FXMEM_PACKAGES names no folder")
-@pytest.mark.parametrize("name", ["torchao, AdamW8bit", "torchao, NF4", "HQQ, 3 bits"])
+@pytest.mark.parametrize(
+    "name", ["torchao, AdamW8bit", "torchao, NF4", "HQQ, 3 bits", "quanto, int4"]
+)
 def test_a_step_with_other_packages(name: str) -> None:
     assert run_apart("predict", name) == run_apart("measure", name)

@@ -43,10 +43,11 @@ def _sort(call: OperatorCall) -> int:
 
 @CPU.workspace("index_select")
 def _index_select(call: OperatorCall) -> int:
-    """aten/src/ATen/native/TensorAdvancedIndexing.cpp, ``index_select_out_cpu_dim1_``."""
-    x, dim = call.tensor(0), int(str(call.args[1]))
+    """TensorAdvancedIndexing.cpp, ``index_select_out_cpu_`` and ``index_select_out_cpu_dim1_``."""
+    x, dim, index = call.tensor(0), int(str(call.args[1])), call.tensor(2)
     is_second = x.dim() > 1 and dim % x.dim() == 1
-    return size_bytes(x) if is_second and not x.is_contiguous() else 0
+    copied_bytes = 0 if index.is_contiguous() else size_bytes(index)
+    return copied_bytes + (size_bytes(x) if is_second and not x.is_contiguous() else 0)
 
 
 @CPU.workspace("masked_select")

@@ -153,6 +153,23 @@ def test_rules_that_dynamo_makes_meanwhile_are_torch_s_own(tmp_path: Path) -> No
     assert [rules.lookup(getattr(torch.cuda, name)) for name in names] == before
 
 
+def test_compiled_code_uses_streams_of_its_own() -> None:
+    """As transformers' offloaded static cache does."""
+    with fxmem.record(steps=1) as recording:
+        side = torch.Stream(device="cuda")
+
+        def double(x: Tensor) -> Tensor:
+            with side:
+                y = x * 2
+            torch.cuda.current_stream().wait_stream(side)
+            return y + 1
+
+        compiled: Any = torch.compile(double)
+        with torch.no_grad():
+            compiled(torch.ones(1024, 64, device="cuda"))
+    assert recording.steps[0].setup.compile == "compiled"
+
+
 def test_other_modes_say_what_is_not_counted() -> None:
     recording = record_steps(mode="reduce-overhead")
     note = "in its default mode: pools of CUDA graphs (mode='reduce-overhead') are not counted."

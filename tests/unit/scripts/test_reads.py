@@ -143,6 +143,31 @@ def test_values_that_are_drawn_until_they_are_right_are_so_at_once(
     assert capsys.readouterr().out == "1\n"
 
 
+def test_loops_that_stop_early_run_to_their_end(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As hqq searches the scales of weights: the longest run takes the most."""
+    run("""
+        x = torch.randn(4, requires_grad=True, device="cuda")
+        best = 1e4
+        for rounds in range(20):
+            error = float((x * rounds).abs().mean().detach())
+            if error < best:
+                best = error
+            else:
+                break
+        print(rounds)
+        for rounds in range(20):
+            if (x > 0).any():
+                rounds += 1
+            else:
+                break
+        print(rounds)
+        x.sum().backward()
+    """)
+    assert capsys.readouterr().out == "1\n20\n"
+
+
 def test_what_is_read_is_within_what_it_may_be(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
