@@ -41,6 +41,7 @@ class Phase(str, Enum):
     LOADING = "loading"
     EVALUATION = "evaluation"
     GENERATION = "generation"
+    SAVING = "saving"
     FORWARD = "forward"
     LOSS = "loss"
     BACKWARD = "backward"

@@ -56,8 +56,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--until",
         type=lambda text: int(text) if text.isdecimal() else text,
         metavar="WHAT",
-        help="go on until the script has evaluated its model (evaluation), its loader has ended "
-        "(epoch), or N steps have run; of more steps, larger ones are kept",
+        help="go on until the script has evaluated its model (evaluation) or saved (save), its "
+        "loader has ended (epoch), or N steps have run; of more steps, larger ones are kept",
     )
     parser.add_argument(
         "--fullest",

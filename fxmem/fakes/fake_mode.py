@@ -327,11 +327,12 @@ def find_inner(tensor: Tensor) -> Tensor:
 
 
 def holds_fakes(value: object) -> bool:
-    """Returns whether a value is a fake tensor, or has one in containers or as a parameter."""
+    """Returns whether a value is a fake tensor, or has one in containers, wrappers or modules."""
     leaves = tree_leaves(value)
     modules = (leaf for leaf in leaves if isinstance(leaf, nn.Module))
     parameters = (parameter for module in modules for parameter in module.parameters())
-    return any(isinstance(tensor, FakeTensor) for tensor in (*leaves, *parameters))
+    tensors = (each for each in (*leaves, *parameters) if isinstance(each, Tensor))
+    return any(isinstance(find_inner(tensor), FakeTensor) for tensor in tensors)
 
 
 def refuse_scripts(model: nn.Module) -> None:

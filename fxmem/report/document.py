@@ -184,7 +184,7 @@ def _write_notes(analysis: Analysis) -> Iterator[str]:
             "The memory figures do not depend on the tracer; plans cover whole modules only"
             f"{next(ways, '')}."
         )
-    if setup.mode != "train":
+    if setup.mode != "train" or setup.window:
         return
     if setup.loss is None:
         is_summed = any(

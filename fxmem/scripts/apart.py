@@ -1,4 +1,4 @@
-"""Loading, evaluation and generation of a script, which are kept apart from its steps."""
+"""Loading, evaluation, generation and saving of a script, which are kept apart from its steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GENERATE = "generate"
 
 
 class Apart:
-    """Sees loading, evaluations and generations begin and end.
+    """Sees loading, evaluations, generations and saving begin and end.
 
     Args:
         windows: Keeps what is recorded.
@@ -93,7 +93,8 @@ class Apart:
     def end(self) -> None:
         """Keeps what has run apart from the steps, if anything did."""
         phase, self.phase = self.phase, None
-        if phase is None or len(self._recorder.operations) == 1:
+        # Of saving what is there is told, even if no more is made.
+        if phase is None or (len(self._recorder.operations) == 1 and phase is not Phase.SAVING):
             return
         number, name = self._windows.number, phase.value
         if phase is not Phase.LOADING and number > 1:
@@ -118,6 +119,17 @@ class Apart:
         """Sees a checkpoint loaded: what ran until then is loading, too, if no step has begun."""
         if self._windows.number == 1 and not (self._has_begun or self.phase):
             self.phase = Phase.LOADING
+            self.end()
+
+    def begin_saving(self) -> None:
+        """Sees a checkpoint written after a step: what has run since then belongs to saving."""
+        if self._windows.number > 1 and not self._has_begun and self.phase is not Phase.SAVING:
+            self.end()
+            self.phase = Phase.SAVING
+
+    def end_saving(self) -> None:
+        """Sees the next batch drawn."""
+        if self.phase is Phase.SAVING:
             self.end()
 
     def _check_end(self) -> None:

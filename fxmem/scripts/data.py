@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from fxmem.fakes.fake_mode import holds_fakes
 from fxmem.parallelism.process_group import run_outside_modes
 from fxmem.patching import patch
+from fxmem.scripts.apart import Apart
 from fxmem.scripts.batches import FullestBatches
 from fxmem.scripts.reads import find_lines
 from fxmem.scripts.script_recorder import ScriptRecorder
@@ -32,14 +34,20 @@ class RealData:
         recorder: Records the operators, and notes what was not written.
         windows: Are told that an epoch is over.
         batches: Chooses the batches of the steps; None for the loader's own.
+        apart: Is told of saving.
     """
 
     def __init__(
-        self, recorder: ScriptRecorder, windows: Windows, batches: FullestBatches | None
+        self,
+        recorder: ScriptRecorder,
+        windows: Windows,
+        batches: FullestBatches | None,
+        apart: Apart,
     ) -> None:
         self._recorder = recorder
         self._windows = windows
         self._batches = batches
+        self._apart = apart
 
     def list_replacements(self) -> list[tuple[Any, str, Callable[..., Any]]]:
         """Lists owners, names, and functions that make a replacement of the function there."""
@@ -60,9 +68,25 @@ class RealData:
         run = _run_real(iterate) if self._recorder.makes_fakes else iterate
         return run if self._batches is None else self._batches.replace_iteration(run)
 
-    def watch_safetensors(self) -> contextlib.AbstractContextManager[None]:
-        """Keeps fake tensors out of files of safetensors, within."""
-        return patch_when_imported("safetensors.torch", self._replace_writers)
+    @contextlib.contextmanager
+    def watch_writers(self) -> Iterator[None]:
+        """Keeps fake tensors out of files of safetensors and of distributed checkpoints, within."""
+        with (
+            patch_when_imported("safetensors.torch", self._replace_writers),
+            patch_when_imported("torch.distributed.checkpoint", self._replace_savers),
+        ):
+            yield
+
+    def _replace_savers(self, module: ModuleType) -> contextlib.AbstractContextManager[None]:
+        """Replaces what would gather the plans of ranks that are not there."""
+        done: Future[None] = Future()
+        done.set_result(None)
+        results = {"save": None, "async_save": done}
+        replaced = {
+            name: self._save(getattr(module, name), f"{module.__name__}.{name}", result)
+            for name, result in results.items()
+        }
+        return patch({module: replaced})
 
     def _replace_writers(self, module: ModuleType) -> contextlib.AbstractContextManager[None]:
         flatten = next(name for name in ("_flatten_as_ptr", "_flatten") if hasattr(module, name))
@@ -73,6 +97,7 @@ class RealData:
 
     def _write_nothing(self, write: Callable[..., Any]) -> Callable[..., Any]:
         def write_or_note(flat: Any, *args: Any, **kwargs: Any) -> Any:
+            self._apart.begin_saving()
             if flat is not None:
                 return write(flat, *args, **kwargs)
             self._note_unwritten("safetensors")
@@ -93,6 +118,7 @@ class RealData:
         run, batches = _run_real(load) if self._recorder.makes_fakes else load, self._batches
 
         def load_batch(iterator: Any) -> Any:
+            self._apart.end_saving()
             try:
                 batch = run(iterator)
             except StopIteration:
@@ -104,12 +130,15 @@ class RealData:
 
         return load_batch
 
-    def _save(self, save: Callable[..., Any]) -> Callable[..., Any]:
-        def save_real(saved: Any, *args: Any, **kwargs: Any) -> None:
-            if holds_fakes(saved):
-                self._note_unwritten("torch.save")
-                return
-            save(saved, *args, **kwargs)
+    def _save(
+        self, save: Callable[..., Any], name: str = "torch.save", result: Any = None
+    ) -> Callable[..., Any]:
+        def save_real(saved: Any, *args: Any, **kwargs: Any) -> Any:
+            self._apart.begin_saving()
+            if not holds_fakes(saved):
+                return save(saved, *args, **kwargs)
+            self._note_unwritten(name)
+            return result
 
         return save_real
 

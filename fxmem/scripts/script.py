@@ -15,7 +15,7 @@ from fxmem.scripts.windows import EnoughSteps, Windows
 from fxmem.training.failures import explain_failure
 from fxmem.training.options import resolve_compilation, resolve_device
 
-UNTIL = ("evaluation", "epoch")
+UNTIL = ("evaluation", "save", "epoch")
 """Parts of a script that come after steps."""
 
 
@@ -55,8 +55,9 @@ def run(
         arguments: Its arguments.
         is_module: Whether ``script`` names a module, as for ``python -m``.
         steps: How many steps to record; by default three, or two of more than 100,000 operators.
-        until: ``"evaluation"`` to go on until the script has evaluated its model, too; ``"epoch"``
-            for the end of a loader that the steps draw from; or a number of steps. Of steps after
+        until: ``"evaluation"`` to go on until the script has evaluated its model, too, ``"save"``
+            until it has saved; ``"epoch"`` for the end of a loader that the steps draw from; or a
+            number of steps. Of steps after
             the ones that are recorded, larger ones are kept.
         fullest: Whether to read the loader that the steps draw from to its end, without a model,
             and give them its largest batches.

@@ -17,7 +17,7 @@ from fxmem.report.text import write_peak_place
 
 _PARTIAL = "The script was interrupted: these are the steps that it had ended."
 _ALIKE = 0.01  # share of the peak by which steps may differ and count as one
-APART = (Phase.LOADING, Phase.EVALUATION, Phase.GENERATION)
+APART = (Phase.LOADING, Phase.EVALUATION, Phase.GENERATION, Phase.SAVING)
 """Phases of a script that are no part of its steps."""
 
 
@@ -92,6 +92,11 @@ class ScriptRun(Result):
         """The analysis of the calls of ``generate`` with the highest peak; None for none."""
         return self.find_largest(Phase.GENERATION)
 
+    @property
+    def saving(self) -> Analysis | None:
+        """The analysis of the saved checkpoint with the highest peak; None for none."""
+        return self.find_largest(Phase.SAVING)
+
     def __repr__(self) -> str:
         peaks = [step.peak_bytes for step in self.steps]
         return f"ScriptRun(peak_bytes={peaks}, reads=<{len(self.reads)}>)"
@@ -156,8 +161,8 @@ class ScriptRun(Result):
     def to_dict(self) -> dict[str, Any]:
         """Everything of the largest window, as :meth:`Analysis.to_dict` has it, and ``script``.
 
-        That has the peaks of steps, loading, evaluation and generation, the lines that read values,
-        the notes, and whether the script was interrupted.
+        That has the peaks of steps, loading, evaluation, generation and saving, the lines that read
+        values, the notes, and whether the script was interrupted.
         """
         script: dict[str, Any] = {"steps": [_summarize(step) for step in self.steps]}
         for phase in APART:

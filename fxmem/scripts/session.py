@@ -160,7 +160,7 @@ class Session:
             register_optimizer_step_pre_hook(self._begin_optimizer),
             register_optimizer_step_post_hook(self._end_optimizer),
         )
-        data = RealData(self._recorder, self.windows, self._batches)
+        data = RealData(self._recorder, self.windows, self._batches, self._apart)
         replacements: list[tuple[Any, str, Any]] = [
             (Optimizer, "__init__", self._see_optimizer),
             (
@@ -177,7 +177,7 @@ class Session:
         patches: dict[Any, dict[str, Any]] = {}
         for owner, name, make in replacements:
             patches.setdefault(owner, {})[name] = make(getattr(owner, name))
-        with patch(patches), data.watch_safetensors():
+        with patch(patches), data.watch_writers():
             torch.__future__.set_swap_module_params_on_conversion(True)
             try:
                 yield
@@ -229,7 +229,7 @@ class Session:
         """Keeps what ran after the last step, or all of a script without one."""
         operations = self._recorder.operations[1:]
         ran = any(operation.name not in (EMPTY_CACHE, LOAD) for operation in operations)
-        if self._apart.phase in (Phase.EVALUATION, Phase.GENERATION):
+        if self._apart.phase in (Phase.EVALUATION, Phase.GENERATION, Phase.SAVING):
             with contextlib.suppress(EnoughSteps):
                 self._apart.end()
         elif ran and not self.windows.is_done:

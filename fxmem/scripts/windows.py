@@ -14,6 +14,9 @@ LONG_STEP = 100_000
 """Operators of a step, as of a GPT of 20 layers that accumulates 32 gradients (nanochat)."""
 
 
+_PHASES = {"evaluation": Phase.EVALUATION, "save": Phase.SAVING}
+
+
 class EnoughSteps(BaseException):
     """Ends the script: all steps asked for are recorded, and another begins."""
 
@@ -23,9 +26,9 @@ class Windows:
 
     Args:
         count: How many steps to record; None for three, or two long ones.
-        until: The steps go on until an ``"evaluation"`` was recorded, until the ``"epoch"`` is
-            over, or until so many have run; of further ones those are kept that are larger than
-            any before. None to end with the steps asked for.
+        until: The steps go on until an ``"evaluation"`` or a ``"save"`` was recorded, until the
+            ``"epoch"`` is over, or until so many have run; of further ones those are kept that are
+            larger than any before. None to end with the steps asked for.
         adds_eager_step: Whether a step in eager mode follows those of compiled code, to compare.
 
     Attributes:
@@ -60,7 +63,7 @@ class Windows:
         self.until = until
         self._adds_eager_step = adds_eager_step and until is None
         self._number_ended = self._left_out = 0
-        self._is_evaluated = False
+        self._seen: set[Phase] = set()  # apart from the steps, after the first
         self._last_of_epoch = 0
         self._rest: Analysis | None = None
         self._eager_bytes: int | None = None
@@ -90,8 +93,9 @@ class Windows:
         """True once the script has come as far as was asked for."""
         if isinstance(self.until, int):
             return self.number > self.until
-        is_over = 0 < self._last_of_epoch < self.number
-        return {None: True, "evaluation": self._is_evaluated, "epoch": is_over}[self.until]
+        if self.until == "epoch":
+            return 0 < self._last_of_epoch < self.number
+        return self.until is None or _PHASES[self.until] in self._seen
 
     @property
     def _has_steps(self) -> bool:
@@ -115,7 +119,8 @@ class Windows:
             if rest is not None and rest.peak_bytes > max(around):
                 self.recorded.append(rest)
             self.recorded.append(window)
-            self._is_evaluated |= find_apart(window) is Phase.EVALUATION and bool(self.steps)
+            if self.steps:
+                self._seen.add(window.graph.operations[0].phase)
             return
         if self.runs_eagerly:
             self._eager_bytes, self.runs_eagerly = window.peak_bytes, False
@@ -168,7 +173,9 @@ class Windows:
         """Lists notes on steps that are not listed, and on the peak in eager mode."""
         notes = [*self.notes]
         if not (self._is_reached or self._last_of_epoch):
-            what = f"step {self.until:,}" if isinstance(self.until, int) else f"an {self.until}"
+            article = "a" if self.until == "save" else "an"
+            is_number = isinstance(self.until, int)
+            what = f"step {self.until:,}" if is_number else f"{article} {self.until}"
             notes.append(f"The script ended before {what} did.")
         if self._left_out:
             notes.append(

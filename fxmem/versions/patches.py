@@ -209,6 +209,7 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     # -- processes that are not there --
     ("torch.multiprocessing", "start_processes", _JOIN),
     ("torch.multiprocessing.spawn", "start_processes", _JOIN),
+    ("torch.distributed.checkpoint", "save async_save", _JOIN),
     ("torch.distributed.launcher.api", "launch_agent", _JOIN),
     ("torch.distributed", f"get_backend {_EXCHANGE}", _JOIN),
     ("torch.distributed", "Reducer", "see when it reads its own counts"),

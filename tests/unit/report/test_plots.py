@@ -96,7 +96,8 @@ def test_any_step_can_be_plotted(graph: MemoryGraph) -> None:
 
 def test_phases_of_the_planned_step_begin_where_those_of_the_step_do() -> None:
     def make(*counts: int) -> list[Operation]:
-        _, _, _, *steps = Phase
+        *_, forward, loss, backward, optimizer = Phase
+        steps = forward, loss, backward, optimizer
         phases = [p for p, n in zip(steps, counts, strict=True) for _ in range(n)]
         return [Operation(index, "a", phase) for index, phase in enumerate(phases)]
 

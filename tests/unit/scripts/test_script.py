@@ -1093,7 +1093,9 @@ def test_larger_steps_of_an_epoch_are_kept(
 
 
 def test_until_names_an_evaluation() -> None:
-    with pytest.raises(UsageError, match="--until epochs: write evaluation, epoch or a number"):
+    with pytest.raises(
+        UsageError, match="--until epochs: write evaluation, save, epoch or a number"
+    ):
         fxmem.run("train.py", until="epochs")
 
 
@@ -1229,3 +1231,64 @@ def test_a_loader_without_batches_is_told(write: Write) -> None:
     script = write("next(iter(torch.utils.data.DataLoader([])))")
     with pytest.raises(TraceError, match="the loader that the steps draw from has no batches"):
         fxmem.run(str(script), fullest=True)
+
+
+SAVES = """
+    from torch.distributed import checkpoint
+    model = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for number, x in enumerate(torch.utils.data.DataLoader(torch.ones(48, 512), 8)):
+        model(x.cuda()).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if number == 4:
+            state = {{name: each.clone() for name, each in model.state_dict().items()}}
+            {save}
+            torch.save(optimizer.state_dict(), "optimizer.pt")
+            del state
+"""
+
+
+@pytest.mark.parametrize(
+    ("save", "name"),
+    [
+        ('torch.save(state, "model.pt")', "torch.save"),
+        ('checkpoint.save(state, checkpoint_id="saved")', "torch.distributed.checkpoint.save"),
+        (
+            'checkpoint.async_save(state, checkpoint_id="saved").result()',
+            "torch.distributed.checkpoint.async_save",
+        ),
+    ],
+)
+def test_saving_is_apart_with_what_it_makes(write: Write, save: str, name: str) -> None:
+    run = fxmem.run(str(write(SAVES.format(save=save))), until="save", steps=1)
+    assert run.saving is not None and run.saving.setup.window == "saving after step 5"
+    model_bytes = 2 * 4 * (512 * 512 + 512)
+    peak = run.saving.peak
+    live = [s for s in peak.live if s.category is not Category.WORKSPACE and s.nbytes > 512]
+    assert sum(each.nbytes for each in live) == 4 * model_bytes  # states, too
+    assert peak.phase is Phase.SAVING
+    assert any(note.startswith(f"{name} at ") for note in run.notes)
+    assert run.to_dict()["script"]["saving"]["peak_bytes"] == run.saving.peak_bytes
+
+
+def test_a_script_that_saves_in_the_end_saves_after_its_last_step(write: Write) -> None:
+    script = write(
+        """
+        model = nn.Linear(64, 64).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(2):
+            model(torch.ones(8, 64, device="cuda")).sum().backward()
+            optimizer.step()
+        torch.save(model.state_dict(), "model.pt")
+        """
+    )
+    run = fxmem.run(str(script))
+    assert [window.setup.window for window in run.windows] == [
+        "loading", "step 1", "step 2", "saving after step 2",
+    ]  # fmt: skip
+
+
+def test_a_script_that_never_saves_is_told(write: Write) -> None:
+    script = write("nn.Linear(4, 4).cuda()(torch.ones(4, 4, device='cuda')).sum().backward()")
+    assert "The script ended before a save did." in fxmem.run(str(script), until="save").notes
