@@ -77,7 +77,7 @@ def analyze(
     alloc_conf: str | None = None,
     frontend: str | None = None,
     size_hint: SizeHint = None,
-    routing: str = "balanced",
+    routing: str | Sequence[float] = "balanced",
     mesh: Mapping[str, int] | None = None,
     parallelize: ParallelizeChoice = None,
     rank: int | str = 0,
@@ -137,8 +137,9 @@ def analyze(
         size_hint: How many elements ``nonzero``, boolean masks and the like find, in all lines
             or by line, ``{"expert.py:31": 512}``; without it a model whose sizes depend on data
             is refused.
-        routing: The experts that unknown tokens are sent to: ``"balanced"``, or ``"worst"`` for all
-            to the same. A note has the peak of the other.
+        routing: The experts that unknown tokens are sent to: ``"balanced"``; ``"worst"`` for all to
+            the same; or how many go to each, in any unit. A note has the peak of the worst, or of
+            the balanced one.
         mesh: Names and sizes of the dimensions of a ``DeviceMesh``, ``{"dp": 8, "tp": 4}``: the
             step is that of one rank of so many processes, which need not be there.
         parallelize: A function ``parallelize(model, mesh)`` that parallelizes the model
@@ -246,7 +247,8 @@ def _analyze(
                 replace(blueprint, options=other_options), specs
             ).recording.graph
         if served.recording.is_routed:
-            hints = replace(chosen.hints, is_even=not chosen.hints.is_even)
+            other_routing = "balanced" if chosen.hints.routing == "worst" else "worst"
+            hints = replace(chosen.hints, routing=other_routing)
             routed_options = replace(chosen, hints=hints, frontend="record")
             routed = record_blueprint(
                 replace(blueprint, options=routed_options), specs
@@ -272,7 +274,7 @@ def _analyze(
     if setup.compile == "compiled":
         analysis = _note_eager(analysis)
     if routed is not None:
-        analysis = _note_routing(analysis, routed, was_even=chosen.hints.is_even)
+        analysis = _note_routing(analysis, routed, is_worst=other_routing == "worst")
     return analysis if other is None else _note_other_mode(analysis, other)
 
 
@@ -329,11 +331,11 @@ def _note_other_mode(analysis: Analysis, other: MemoryGraph) -> Analysis:
     return replace(analysis, setup=replace(setup, notes=(*setup.notes, note)))
 
 
-def _note_routing(analysis: Analysis, other: MemoryGraph, *, was_even: bool) -> Analysis:
+def _note_routing(analysis: Analysis, other: MemoryGraph, *, is_worst: bool) -> Analysis:
     """Notes the peak of the other routing of tokens to experts."""
     peak = format_bytes(replace(analysis, graph=other).peak_bytes)
     way = "even over the experts (routing='balanced', --routing balanced)"
-    if was_even:
+    if is_worst:
         way = "all at the same experts (routing='worst', --routing worst)"
     setup = analysis.setup
     note = f"With tokens {way} the peak is {peak}."

@@ -106,10 +106,10 @@ def add_routing(group: argparse._ActionsContainer) -> None:
     """Adds the way in which tokens go to experts."""
     group.add_argument(
         "--routing",
-        choices=["balanced", "worst"],
         default="balanced",
-        help="the experts that tokens are sent to: evenly, or all to the same (default: "
-        "%(default)s)",
+        metavar="WAY",
+        help="the experts that tokens are sent to: balanced, worst (all to the same), or a number "
+        "for each, as 4,2,1,1 (default: %(default)s)",
     )
 
 

@@ -46,6 +46,7 @@ from fxmem.fakes.values import (
 )
 from fxmem.kernels.registry import ANY
 from fxmem.recording.bounds import bound_result
+from fxmem.recording.routing import choose_experts
 from fxmem.recording.size_hints import SizeHints
 from fxmem.versions.operators import aten
 
@@ -261,7 +262,7 @@ def _fill(result: Tensor, number: Any, most: int, *, assumed: str = "") -> None:
 
 
 def _route(scores: Tensor, chosen: Tensor, dim: int | None, hints: SizeHints) -> None:
-    """Assumes which experts the scores of tokens choose: each in turn, or always the first."""
+    """Assumes which experts the scores of tokens choose."""
     experts = scores.shape[-1] if scores.dim() > 1 else 0
     is_last = dim in (-1, scores.dim() - 1)
     if not (is_last and scores.is_floating_point() and 0 < experts <= _MOST_EXPERTS):
@@ -269,9 +270,8 @@ def _route(scores: Tensor, chosen: Tensor, dim: int | None, hints: SizeHints) ->
     if chosen.numel() > _MOST_CHOICES:
         return
     with _disable_current_modes():
-        first = torch.arange(chosen.numel())
         width = chosen.shape[-1] if chosen.dim() == scores.dim() else 1
-        real = (first if hints.is_even else first % width) % experts
+        real = choose_experts(chosen.numel(), width, experts, hints.routing)
         attach_value(chosen, real.view(chosen.shape), Memory(held=True), assumed=ROUTING)
 
 

@@ -21,6 +21,7 @@ from fxmem.errors import UsageError
 from fxmem.fakes.stand_ins import stand_in
 from fxmem.fakes.values import find_partly_known
 from fxmem.kernels.registry import ANY
+from fxmem.recording.routing import Routing
 from fxmem.source import find_source, iterate_user_frames
 from fxmem.versions.operators import aten
 
@@ -34,7 +35,7 @@ class SizeHints:
 
     default: int | None = None  # for lines without a size of their own; None to refuse them
     by_line: tuple[tuple[str, int], ...] = ()  # FILE:LINE, the end of a path at least, and a size
-    is_even: bool = True  # tokens go to experts in turn; else all to the first
+    routing: Routing = "balanced"  # the experts that tokens go to
 
     def find_own(self) -> int | None:
         """Finds the size that was given for the running line."""
@@ -52,7 +53,7 @@ class SizeHints:
             yield SizeHints(
                 None if self.default is None else times * self.default + more,
                 tuple((line, times * size + more) for line, size in self.by_line),
-                is_even=False,
+                routing="worst",
             )
 
     def describe(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -129,7 +129,7 @@ def record(
     attention: str | None = None,
     alloc_conf: str | None = None,
     size_hint: SizeHint = None,
-    routing: str = "balanced",
+    routing: str | Sequence[float] = "balanced",
     compile: bool = True,
     activation_memory_budget: float | None = None,
     world_size: int | None = None,
@@ -150,7 +150,7 @@ def record(
         attention: The backend of attention that is assumed.
         alloc_conf: As ``PYTORCH_ALLOC_CONF``.
         size_hint: How many elements ``nonzero``, boolean masks and the like find; None for all.
-        routing: The experts that tokens are sent to: ``"balanced"`` or ``"worst"``.
+        routing: The experts that tokens are sent to: as for :func:`fxmem.analyze`.
         compile: Whether ``torch.compile`` compiles; False for eager figures.
         activation_memory_budget: As for :func:`fxmem.analyze`.
         world_size: The number of processes, of which this is one.

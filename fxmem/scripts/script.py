@@ -33,7 +33,7 @@ def run(
     attention: str | None = None,
     alloc_conf: str | None = None,
     size_hint: SizeHint = None,
-    routing: str = "balanced",
+    routing: str | Sequence[float] = "balanced",
     compile: bool = True,
     activation_memory_budget: float | None = None,
     world_size: int | None = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from fxmem.loading.target import load_function
 from fxmem.memory.allocator.settings import AllocatorSettings, parse_settings
 from fxmem.parallelism.layout import Layout
 from fxmem.plugins import load_plugins
+from fxmem.recording.routing import read_routing
 from fxmem.recording.size_hints import SizeHint, SizeHints, read_size_hint
 from fxmem.setup import PLAIN, Loop
 from fxmem.specs import parse_dtype, strip_torch
@@ -33,7 +34,6 @@ from fxmem.units import format_bytes, resolve_bytes
 
 MODES = ("train", "infer", "generate")
 FRONTENDS = ("fx", "record")
-ROUTINGS = ("balanced", "worst")
 """The ways in which tokens may go to experts: evenly, or all to the same."""
 TARGETS = {target.name: target for target in (CUDA, CPU)}
 LossChoice = str | Callable[[Any], torch.Tensor] | None
@@ -92,7 +92,7 @@ def resolve_device(
     alloc_conf: str | None,
     size_hint: SizeHint,
     reserve: str | int | None = None,
-    routing: str = "balanced",
+    routing: str | Sequence[float] = "balanced",
 ) -> Options:
     """Checks the options that every recording has, and finds the objects that they name.
 
@@ -109,8 +109,6 @@ def resolve_device(
         raise UsageError(f"unknown attention {attention!r}", hint=" or ".join(BACKENDS))
     if attention is not None and device != "cuda":
         raise UsageError(f"attention={attention!r} with device={device!r}", hint="device='cuda'")
-    if routing not in ROUTINGS:
-        raise UsageError(f"unknown routing {routing!r}", hint=" or ".join(ROUTINGS))
     model = None if gpu is None else find_gpu(gpu)
     reserved_bytes = 0 if reserve is None else resolve_bytes(reserve)
     capacity_bytes = 0 if model is None else model.capacity_bytes - reserved_bytes
@@ -123,7 +121,7 @@ def resolve_device(
         architecture=replace(describe_gpu(model), attention=attention),
         settings=_find_settings(device, alloc_conf),
         size_hint=size_hint,
-        hints=replace(read_size_hint(size_hint), is_even=routing == "balanced"),
+        hints=replace(read_size_hint(size_hint), routing=read_routing(routing)),
     )
 
 

@@ -16,6 +16,7 @@ from fxmem.graph import MemoryGraph
 from fxmem.kernels.registry import Backend
 from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.recorder import Recorder
+from fxmem.recording.routing import name_routing
 from fxmem.recording.size_hints import SizeHints, assume_counts
 from fxmem.tracing.tracer import Tracer
 from fxmem.training.isolation import imitate_target, watch_random_state
@@ -141,7 +142,7 @@ def note_assumptions(recorder: Recorder) -> Iterator[str]:
         lines = searches or [str(source) for source in routings if source]
         way = f" (--size-hint {searches[-1]}=N for another size)" if searches else ""
         at = f" at {', '.join(lines)}" if lines else ""
-        taken = "even over the experts" if recorder.runner.hints.is_even else "all to the same"
+        taken = name_routing(recorder.runner.hints.routing)
         yield f"The routing of tokens decides{at}: taken as {taken}{way}."
 
 

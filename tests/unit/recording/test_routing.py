@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from measuring.profiled import measure_peaks
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.profiler import record_function
 
 import fxmem
+from fxmem.recording.routing import choose_experts, read_routing
 from fxmem.units import format_bytes
 
 WIDTH, EXPERTS, CHOICES, TOKENS = 16, 8, 2, 4096
@@ -89,6 +92,7 @@ def route_by_counts(net: Any, x: Tensor, weights: Tensor, chosen: Tensor) -> Ten
     return torch.zeros_like(x).index_add(0, order // CHOICES, made)
 
 
+COUNTS = [2000, 92, 1600, 1400, 1200, 900, 600, 400]
 ROUTES = {
     route_as_transformers: "record",
     route_as_mistral: "fx",  # its graph serves any routing
@@ -99,9 +103,11 @@ ROUTES = {
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize(("routing", "other"), [("balanced", "worst"), ("worst", "balanced")])
-def test_the_peak_is_that_of_the_routing(route: Route, routing: str, other: str) -> None:
-    options = {"device": "cpu", "optimizer": "sgd"}
+@pytest.mark.parametrize(
+    ("routing", "other"), [("balanced", "worst"), ("worst", "balanced"), (COUNTS, "worst")]
+)
+def test_the_peak_is_that_of_the_routing(route: Route, routing: Any, other: str) -> None:
+    options: dict[str, Any] = {"device": "cpu", "optimizer": "sgd"}
     analysis = fxmem.analyze(Mixture(route), INPUT, **options, routing=routing)
     assert analysis.frontend == ROUTES[route]
     peak = format_bytes(fxmem.analyze(Mixture(route), INPUT, **options, routing=other).peak_bytes)
@@ -114,6 +120,11 @@ def test_the_peak_is_that_of_the_routing(route: Route, routing: str, other: str)
             same = (torch.arange(TOKENS * CHOICES) % CHOICES).view(TOKENS, CHOICES)
             model.offsets.zero_().scatter_(1, same, 50.0)
             del same
+        elif routing is COUNTS:
+            model.offsets.zero_()
+            experts = [expert for expert, count in enumerate(COUNTS) for _ in range(count)]
+            for at, expert in enumerate(experts):
+                model.offsets[at % TOKENS, expert] = 50.0
         optimizer = torch.optim.SGD(model.parameters(), 1e-3)
         for mark in ("first", "second"):
             with record_function(mark):
@@ -125,6 +136,33 @@ def test_the_peak_is_that_of_the_routing(route: Route, routing: str, other: str)
                 del output, loss
 
     assert analysis.peak_bytes == pytest.approx(measure_peaks(run, ["second"])[0], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("routing", "message"),
+    [
+        ("all", "unknown routing 'all' (balanced, worst, or a number for each expert, such as 4,2"),
+        ([], "bad routing [] (balanced"),
+        ("1,-1", "bad routing '1,-1' (balanced"),
+        ("3,1", "the routing has 2 shares, and the model 8 experts (balanced, worst, or a number"),
+    ],
+)
+def test_what_is_no_routing_is_refused(routing: Any, message: str) -> None:
+    with pytest.raises(fxmem.FxmemError) as error:
+        fxmem.analyze(Mixture(route_as_transformers), INPUT, device="cpu", routing=routing)
+    assert str(error.value).startswith(message)
+
+
+@given(st.integers(1, 40), st.data())
+def test_shares_are_those_of_the_choices(tokens: int, data: st.DataObject) -> None:
+    counts = data.draw(st.lists(st.integers(0, 9), min_size=2, max_size=6).filter(any))
+    width = data.draw(st.integers(1, len(counts)))
+    shares = read_routing(counts)
+    chosen = choose_experts(tokens * width, width, len(counts), shares).view(tokens, width)
+    assert all(len({*row}) == width for row in chosen.tolist())
+    if tokens * max(shares) * width <= tokens:  # where no token would choose one twice
+        found = chosen.flatten().bincount(minlength=len(counts)) / chosen.numel()
+        assert (found - torch.tensor(shares)).abs().max() < len(counts) / chosen.numel()
 
 
 def find_line(text: str) -> str:
