@@ -176,6 +176,10 @@ class Ledger:
         elif self.counts_own and not is_own(real):
             self._others[fake] = True
 
+    def count_other(self, fake: Any) -> None:
+        """Counts the storage of a fake, too, whose real one is not of PyTorch's allocator."""
+        self._others.pop(fake, None)
+
     def resize(self, storage: torch.UntypedStorage) -> None:
         """Counts a storage that has been resized: the memory it had is freed, another allocated.
 

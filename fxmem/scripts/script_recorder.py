@@ -203,6 +203,7 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
                 return value
             self.hold(value, is_loaded=True)
             fake = self.real_tensors.find_fake(value)
+            self.ledger.count_other(fake.untyped_storage())  # an operator may have run on it
             self.track(fake)
             return fake
 

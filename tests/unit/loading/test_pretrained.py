@@ -129,3 +129,18 @@ def test_releases_that_find_weights_elsewhere_need_them(
     monkeypatch.delattr(modeling_utils, "_get_resolved_checkpoint_files")
     with pytest.raises(NameError, match="_get_resolved_checkpoint_files"):
         load_and_train(folders[1])
+
+
+def test_weights_on_the_host_count_where_the_host_is_the_target(
+    folders: tuple[Path, Path],
+) -> None:
+    import transformers
+
+    with fxmem.record(device="cpu", steps=1) as recording:
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(folders[0])
+        trained = [p for p in model.parameters() if p.is_floating_point()]
+        optimizer = torch.optim.SGD(trained)
+        inputs = torch.ones(1, 16, dtype=torch.int64)
+        model(input_ids=inputs, labels=inputs).loss.backward()
+        optimizer.step()
+    assert recording.steps[0].parameter_bytes == sum(each.nbytes for each in trained)
