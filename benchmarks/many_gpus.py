@@ -34,7 +34,7 @@ from benchmarks.stamp import write_stamp
 from benchmarks.torchtitan_logs import RUNS, Run, predict
 from fxmem.analysis import Analysis
 from fxmem.graph import Category, Phase
-from fxmem.memory.allocation import _list_events, replay
+from fxmem.memory.allocation import list_events, replay
 from fxmem.memory.allocator.settings import parse_settings
 
 COMMAND = "python -m benchmarks.many_gpus -o docs/results/many_gpus.md"
@@ -65,7 +65,7 @@ def find_first_peaks(analysis: Analysis) -> dict[Phase | None, int]:
     """
     assert analysis.settings is not None
     graph = analysis.graph
-    events, count = _list_events(graph)
+    events, count = list_events(graph)
     allocated = replay(events[:count], analysis.settings).allocated_bytes
     phases = {count - len(graph.warmup) + op.start: op.phase for op in graph.first_operations}
     is_input = {s.index for s in graph.storages if s.category is Category.INPUT}

@@ -53,7 +53,7 @@ def _quick_collections() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keeps lines on progress, which a busy machine would get, out of what commands write."""
-    monkeypatch.setattr("fxmem.cli.output._LOG_DELAY_S", 1e6)
+    monkeypatch.setattr("fxmem.cli.shared.output._LOG_DELAY_S", 1e6)
 
 
 @pytest.fixture

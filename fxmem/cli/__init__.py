@@ -27,7 +27,7 @@ from fxmem.cli import (
     sweep,
     verify,
 )
-from fxmem.cli.output import EXIT_USAGE, keep_stdout, write_line
+from fxmem.cli.shared.output import EXIT_USAGE, keep_stdout, write_line
 from fxmem.errors import FxmemError, suggest_names, summarize_error
 from fxmem.plugins import load_plugins
 from fxmem.report.tables import escape_controls

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 
 import fxmem
-from fxmem.cli.output import (
+from fxmem.cli.shared.output import (
     EXIT_FINDING,
     add_output_options,
     choose_format,
@@ -14,7 +14,7 @@ from fxmem.cli.output import (
     write_line,
     write_result,
 )
-from fxmem.cli.step import add_count, add_step_options, parse_step, run_user_code
+from fxmem.cli.shared.step import add_count, add_step_options, parse_step, run_user_code
 
 HELP = "the fullest of batches of different sizes, and fragmentation"
 DESCRIPTION = """\

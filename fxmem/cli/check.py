@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fxmem.cli.diff import find_root
-from fxmem.cli.output import (
+from fxmem.cli.shared.output import (
     EXIT_FINDING,
     EXIT_USAGE,
     add_output_options,
@@ -19,7 +19,13 @@ from fxmem.cli.output import (
     show_progress,
     write_result,
 )
-from fxmem.cli.step import StepChoice, add_step_options, analyze_step, parse_step, write_options
+from fxmem.cli.shared.step import (
+    StepChoice,
+    add_step_options,
+    analyze_step,
+    parse_step,
+    write_options,
+)
 from fxmem.comparison.changes import (
     Footprint,
     find_guilty_line,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import fxmem
-from fxmem.cli.output import (
+from fxmem.cli.shared.output import (
     EXIT_FINDING,
     add_output_options,
     choose_format,
@@ -23,7 +23,13 @@ from fxmem.cli.output import (
     write_line,
     write_result,
 )
-from fxmem.cli.step import add_step_options, analyze_step, list_given, parse_step, write_options
+from fxmem.cli.shared.step import (
+    add_step_options,
+    analyze_step,
+    list_given,
+    parse_step,
+    write_options,
+)
 from fxmem.comparison.aligning import align_snapshot
 from fxmem.comparison.alignment import Alignment
 from fxmem.comparison.changes import Footprint, read_footprint

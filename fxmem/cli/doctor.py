@@ -7,7 +7,7 @@ import importlib.metadata
 import platform
 from typing import Any
 
-from fxmem.cli.output import write_output
+from fxmem.cli.shared.output import write_output
 
 HELP = "versions, and whether this torch is supported"
 DESCRIPTION = """\

@@ -7,8 +7,8 @@ import difflib
 import re
 from typing import TYPE_CHECKING
 
-from fxmem.cli.output import check_output, choose_width, show_progress, write_output
-from fxmem.cli.step import add_step_options, analyze_step, parse_step
+from fxmem.cli.shared.output import check_output, choose_width, show_progress, write_output
+from fxmem.cli.shared.step import add_step_options, analyze_step, parse_step
 from fxmem.errors import UsageError
 from fxmem.finding import explain_code, find_code
 from fxmem.graph import Phase, Storage

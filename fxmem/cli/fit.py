@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 import fxmem
-from fxmem.cli.output import (
+from fxmem.cli.shared.output import (
     EXIT_FINDING,
     add_output_options,
     choose_format,
@@ -13,7 +13,7 @@ from fxmem.cli.output import (
     write_line,
     write_result,
 )
-from fxmem.cli.step import add_count, add_step_options, parse_step, run_user_code
+from fxmem.cli.shared.step import add_count, add_step_options, parse_step, run_user_code
 from fxmem.errors import UsageError
 
 HELP = "the meshes of GPUs, and the knobs, that fit"

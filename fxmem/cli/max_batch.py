@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import fxmem
 from fxmem.batching.largest import report_max_batches
-from fxmem.cli.output import (
+from fxmem.cli.shared.output import (
     EXIT_FINDING,
     add_output_options,
     choose_format,
@@ -19,7 +19,7 @@ from fxmem.cli.output import (
     write_line,
     write_result,
 )
-from fxmem.cli.step import (
+from fxmem.cli.shared.step import (
     add_count,
     add_step_options,
     add_strategy_option,

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 import fxmem
-from fxmem.cli.output import (
+from fxmem.cli.shared.output import (
     EXIT_FINDING,
     add_output_options,
     choose_format,
@@ -14,7 +14,7 @@ from fxmem.cli.output import (
     write_line,
     write_result,
 )
-from fxmem.cli.step import (
+from fxmem.cli.shared.step import (
     add_count,
     add_gpu_options,
     add_input_option,

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 import fxmem
-from fxmem.cli.output import (
+from fxmem.cli.shared.output import (
     add_output_options,
     check_output,
     choose_format,
@@ -14,7 +14,7 @@ from fxmem.cli.output import (
     show_progress,
     write_result,
 )
-from fxmem.cli.step import (
+from fxmem.cli.shared.step import (
     add_count,
     add_step_options,
     add_strategy_option,

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import fxmem
-from fxmem.cli.output import check_output, read_plan, read_text, show_progress, write_output
-from fxmem.cli.step import (
+from fxmem.cli.shared.output import check_output, read_plan, read_text, show_progress, write_output
+from fxmem.cli.shared.step import (
     add_count,
     add_step_options,
     add_strategy_option,

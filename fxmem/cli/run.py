@@ -8,8 +8,8 @@ import sys
 
 import fxmem
 from fxmem.cli.analyze import add_step_output, check_fit
-from fxmem.cli.output import choose_format, show_progress, write_line, write_result
-from fxmem.cli.step import (
+from fxmem.cli.shared.output import choose_format, show_progress, write_line, write_result
+from fxmem.cli.shared.step import (
     add_compile_options,
     add_count,
     add_gpu_options,

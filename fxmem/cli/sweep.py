@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 
 import fxmem
-from fxmem.cli.output import (
+from fxmem.cli.shared.output import (
     EXIT_FINDING,
     add_output_options,
     choose_format,
     show_progress,
     write_result,
 )
-from fxmem.cli.step import add_count
+from fxmem.cli.shared.step import add_count
 from fxmem.sweeping.executors import connect_dask, make_submitit
 
 HELP = "a command with each combination of settings, in one table"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from fxmem.cli.output import (
+from fxmem.cli.shared.output import (
     EXIT_FINDING,
     add_output_options,
     choose_format,
@@ -13,7 +13,7 @@ from fxmem.cli.output import (
     show_progress,
     write_result,
 )
-from fxmem.cli.step import (
+from fxmem.cli.shared.step import (
     add_count,
     add_input_option,
     add_mesh_options,

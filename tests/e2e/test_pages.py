@@ -21,7 +21,8 @@ from pages import BLOCKS, PAGES, ROOT, Block, list_blocks, list_commands
 
 import fxmem
 from benchmarks.cases import import_torchvision
-from fxmem.cli import main, step
+from fxmem.cli import main
+from fxmem.cli.shared import step
 from fxmem.finding import FINDERS, TEXTS
 from fxmem.report.formats import FORMATS
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fxmem.cli.output import check_output, choose_width, write_output
+from fxmem.cli.shared.output import check_output, choose_width, write_output
 from fxmem.errors import UsageError
 
 
@@ -72,7 +72,7 @@ def test_an_encoding_without_the_characters_is_no_error() -> None:
         [
             sys.executable,
             "-c",
-            "from fxmem.cli.output import write_output; write_output('ñ', None)",
+            "from fxmem.cli.shared.output import write_output; write_output('ñ', None)",
         ],
         capture_output=True,
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
@@ -83,7 +83,7 @@ def test_an_encoding_without_the_characters_is_no_error() -> None:
 
 NOISY = """
 import ctypes, subprocess, sys
-from fxmem.cli.output import keep_stdout, write_output
+from fxmem.cli.shared.output import keep_stdout, write_output
 
 with keep_stdout():
     ctypes.CDLL(None).printf(b"a library\\n")
@@ -101,9 +101,7 @@ def test_what_libraries_and_processes_print_stays_out_of_the_report() -> None:
 
 def test_a_terminal_gives_its_width_though_stderr_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """The standard library asks file 1, which is stderr while a command works."""
-    text = (
-        "from fxmem.cli import output\nwith output.keep_stdout(): print(output.choose_width(None))"
-    )
+    text = "from fxmem.cli.shared import output\nwith output.keep_stdout(): print(output.choose_width(None))"
     monkeypatch.delenv("COLUMNS", raising=False)
     leader, follower = os.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("4H", 24, 77, 0, 0))

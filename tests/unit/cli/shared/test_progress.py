@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from fxmem.cli.output import show_progress
+from fxmem.cli.shared.output import show_progress
 
 
 class Terminal(io.StringIO):

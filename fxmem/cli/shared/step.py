@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import fxmem
-from fxmem.cli.output import write_line
+from fxmem.cli.shared.output import write_line
 from fxmem.errors import FxmemWarning, LoadError, UsageError, summarize_error
 from fxmem.parallelism.layout import parse_mesh, parse_rank
 from fxmem.report.tables import escape_controls

@@ -1,0 +1,1 @@
+"""What the commands share: options, and the writing of results."""
