@@ -101,7 +101,10 @@ def test_what_libraries_and_processes_print_stays_out_of_the_report() -> None:
 
 def test_a_terminal_gives_its_width_though_stderr_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """The standard library asks file 1, which is stderr while a command works."""
-    text = "from fxmem.cli.shared import output\nwith output.keep_stdout(): print(output.choose_width(None))"
+    text = (
+        "from fxmem.cli.shared import output\n"
+        "with output.keep_stdout(): print(output.choose_width(None))"
+    )
     monkeypatch.delenv("COLUMNS", raising=False)
     leader, follower = os.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("4H", 24, 77, 0, 0))
