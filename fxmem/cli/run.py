@@ -74,6 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_gpu_options(parser, "; exit 1 if a step does not fit it")
     add_size_hint(parser, "how many elements nonzero() and boolean masks find (default: all)")
     add_routing(parser)
+    add_count(parser, "--new", "transformers' generate() ends after N tokens (default: its limit)")
     add_compile_options(parser, can_ask=False)
     add_step_output(parser)
 
@@ -94,6 +95,7 @@ def run_command(arguments: argparse.Namespace) -> int:
                 arguments.script,
                 arguments.arguments,
                 size_hint=parse_size_hint(arguments.size_hint),
+                new_tokens=arguments.new,
                 progress=progress,
                 **{name: getattr(arguments, name) for name in names},
             )

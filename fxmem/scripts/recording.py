@@ -12,6 +12,7 @@ from fxmem.graph import SourceLocation
 from fxmem.memory.liveness import Peak
 from fxmem.recording.size_hints import SizeHint
 from fxmem.scripts.launchers import Launcher
+from fxmem.scripts.lengths import limit_generation
 from fxmem.scripts.script_run import Read, ScriptRun
 from fxmem.scripts.session import Session
 from fxmem.scripts.windows import EnoughSteps, Windows
@@ -130,6 +131,7 @@ def record(
     alloc_conf: str | None = None,
     size_hint: SizeHint = None,
     routing: str | Sequence[float] = "balanced",
+    new_tokens: int | None = None,
     compile: bool = True,
     activation_memory_budget: float | None = None,
     world_size: int | None = None,
@@ -151,6 +153,8 @@ def record(
         alloc_conf: As ``PYTORCH_ALLOC_CONF``.
         size_hint: How many elements ``nonzero``, boolean masks and the like find; None for all.
         routing: The experts that tokens are sent to: as for :func:`fxmem.analyze`.
+        new_tokens: After how many tokens transformers' ``generate`` ends a text; None for as many
+            as the code allows.
         compile: Whether ``torch.compile`` compiles; False for eager figures.
         activation_memory_budget: As for :func:`fxmem.analyze`.
         world_size: The number of processes, of which this is one.
@@ -177,7 +181,7 @@ def record(
     launcher.script = str(find_source() or "the code")
     session = Session(options, Windows(steps), launcher, keeps_real=True)
     recording = Recording(session)
-    with session.watch(), launcher.take_place():
+    with session.watch(), launcher.take_place(), limit_generation(new_tokens):
         with contextlib.suppress(EnoughSteps):
             yield recording
         session.end()

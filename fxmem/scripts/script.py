@@ -9,6 +9,7 @@ from dataclasses import replace
 from fxmem.errors import FxmemError, TraceError, UsageError
 from fxmem.recording.size_hints import SizeHint
 from fxmem.scripts.launchers import Launcher
+from fxmem.scripts.lengths import limit_generation
 from fxmem.scripts.script_run import Progress, ScriptRun
 from fxmem.scripts.session import Session
 from fxmem.scripts.windows import EnoughSteps, Windows
@@ -34,6 +35,7 @@ def run(
     alloc_conf: str | None = None,
     size_hint: SizeHint = None,
     routing: str | Sequence[float] = "balanced",
+    new_tokens: int | None = None,
     compile: bool = True,
     activation_memory_budget: float | None = None,
     world_size: int | None = None,
@@ -68,6 +70,8 @@ def run(
         alloc_conf: As for :func:`analyze`.
         size_hint: How many elements ``nonzero``, boolean masks and the like find; None for all.
         routing: As for :func:`analyze`.
+        new_tokens: After how many tokens transformers' ``generate`` ends a text; None for as many
+            as the script allows.
         compile: Whether the script's own ``torch.compile`` compiles: PyTorch's compiler decides
             what the step holds. False for eager figures.
         activation_memory_budget: As for :func:`analyze`.
@@ -92,7 +96,7 @@ def run(
     if progress is not None:
         progress.describe = session.describe_progress
     try:
-        with session.watch():
+        with session.watch(), limit_generation(new_tokens):
             _launch(
                 session, launcher, [*(("python", "-m") if is_module else ()), script, *arguments]
             )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fxmem
+from benchmarks.cases import import_torchvision
 from fxmem.scripts.recording import Recording
 from fxmem.scripts.repeats import evaluations
 
@@ -262,3 +263,37 @@ def test_generations_of_a_script(tmp_path: Path, device: str) -> None:
     assert generation.peak_bytes > run.steps[-1].peak_bytes
     assert any("Of 22 calls of the model" in note for note in generation.setup.notes)
     assert run.to_dict()["script"]["generation"]["peak_bytes"] == generation.peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("given", "new_tokens", "length"),
+    [
+        ({"max_new_tokens": 40}, 7, 12),
+        ({"max_length": 60}, 7, 12),
+        ({"max_new_tokens": 3}, 7, 8),
+        ({"max_new_tokens": 9}, None, 14),
+    ],
+)
+def test_texts_of_transformers_end_after_so_many_tokens(
+    given: dict[str, int], new_tokens: int | None, length: int
+) -> None:
+    import_torchvision()
+    import transformers
+
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 100}
+    heads = {"num_hidden_layers": 1, "num_attention_heads": 2, "pad_token_id": 0}
+    generate = transformers.GenerationMixin.generate
+    with fxmem.record(new_tokens=new_tokens) as recording:
+        model: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads))
+        tokens = torch.ones(2, 5, dtype=torch.int64, device="cuda")
+        assert model.cuda().generate(tokens, **given).shape == (2, length)
+    assert recording.run.generation is not None
+    assert transformers.GenerationMixin.generate is generate
+
+
+def test_a_text_of_no_tokens_is_refused() -> None:
+    with (
+        pytest.raises(fxmem.UsageError, match="--new must be 1 or more, got 0"),
+        fxmem.record(new_tokens=0),
+    ):
+        pass
