@@ -188,11 +188,16 @@ def analyze(
         if optimizer is not None or loss is not None or compile:
             cause = "generation takes no optimizer and no loss, and is not compiled"
             raise UsageError(cause, hint="leave them out; a script may compile its model")
-        return _analyze_generation(model, *inputs, options, new_tokens)
+
+    def analyze_rank(chosen: Options) -> Analysis:
+        if mode == "generate":
+            return _analyze_generation(model, *inputs, chosen, new_tokens)
+        return _analyze(model, *inputs, loss, optimizer, chosen)
+
     if layout is not None and layout.rank == "worst":
         ranks = (replace(options, layout=each) for each in layout.list_differing())
-        return _choose_worst([_analyze(model, *inputs, loss, optimizer, each) for each in ranks])
-    return _analyze(model, *inputs, loss, optimizer, options)
+        return _choose_worst([analyze_rank(each) for each in ranks])
+    return analyze_rank(options)
 
 
 def _analyze_generation(
@@ -202,11 +207,7 @@ def _analyze_generation(
     options: Options,
     new_tokens: int,
 ) -> Analysis:
-    if options.layout is not None:
-        raise UsageError(
-            "generation on a mesh", hint="call generate() in a script, and fxmem run the script"
-        )
-    with isolate_analysis(model, options=options):
+    with isolate_analysis(model, options=options, layout=options.layout):
         found = record_generation(model, args, kwargs, options, new_tokens)
     setup = describe_setup(
         model if isinstance(model, str) else type(unwrap_compiled(model)).__name__,
@@ -217,6 +218,7 @@ def _analyze_generation(
         frontend=found.setup.frontend,
         notes=found.setup.notes,
         compile=found.setup.compile,
+        **_describe_layout(options.layout),
     )
     return replace(found, setup=setup)
 

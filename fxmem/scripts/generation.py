@@ -18,11 +18,13 @@ from fxmem.fakes.swapping import swap_in_fakes
 from fxmem.fakes.values import is_whole
 from fxmem.loading.inputs import check_model
 from fxmem.loading.target import load_target
+from fxmem.parallelism.process_group import make_mesh
+from fxmem.parallelism.wrapping import copy_model, parallelize_model
 from fxmem.scripts.launchers import Launcher
 from fxmem.scripts.session import Session
 from fxmem.scripts.windows import EnoughSteps, Windows
 from fxmem.training.failures import explain_failure
-from fxmem.training.options import Options
+from fxmem.training.options import Options, load_choice
 
 _NEW_TOKENS = "max_new_tokens"
 
@@ -94,9 +96,10 @@ def record_generation(
             given, named = tree_map_only(Tensor, lambda tensor: tensor.to(device), given)
             if _takes_mask(built, given, named):
                 named["attention_mask"] = torch.ones_like(given[0])  # no prompt is padded
+            placed = _place(built, options)
             under = torch.inference_mode() if options.inference_mode else torch.no_grad()
             with under, _autocast(options), contextlib.suppress(EnoughSteps):
-                generate(built.to(device), given, named, new_tokens)
+                generate(placed, given, named, new_tokens)
             session.end()
     except FxmemError:
         raise
@@ -108,6 +111,16 @@ def record_generation(
         raise TraceError(f"{launcher.script} did not run while it generated")
     notes = (*found.setup.notes, *run.notes)
     return replace(found, setup=replace(found.setup, notes=notes))
+
+
+def _place(model: nn.Module, options: Options) -> nn.Module:
+    """Moves a model to the device; or a copy, which is laid out on the mesh of the options."""
+    layout, device = options.layout, options.target.name
+    if layout is None:
+        return model.to(device)
+    mesh = make_mesh(layout, device)
+    copied = copy_model(model).to(device)
+    return parallelize_model(copied, load_choice(layout.parallelize), mesh, layout.knobs)
 
 
 def _takes_mask(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

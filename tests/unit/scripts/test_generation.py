@@ -170,7 +170,6 @@ class NoName(Greedy):
         (Greedy(), "2x4:int64", {"optimizer": "sgd"}, "generation takes no optimizer and no loss"),
         (NoName(), "2x4:int64", {}, "NoName.generate takes no max_new_tokens"),
         (Greedy(), "2x4:int64", {"new_tokens": 0}, "--new must be 1 or more, got 0"),
-        (Greedy(), "2x4:int64", {"mesh": {"dp": 2}, "parallelize": "ddp"}, "generation on a mesh"),
         (Greedy(), "2x4:int64", {"gpu": "h100", "reserve": "99GiB"}, "reserve='99GiB' with gpu="),
         (Greedy(), "2x4:int64", {"reserve": "1GiB"}, "reserve='1GiB' with gpu=None"),
     ],
@@ -178,6 +177,27 @@ class NoName(Greedy):
 def test_errors(model: nn.Module, inputs: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(fxmem.UsageError, match=message):
         fxmem.analyze(model, inputs, mode="generate", **options)
+
+
+def split_vocabulary(model: nn.Module, mesh: Any) -> None:
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    parallelize_module(model, mesh, {"layers.1": ColwiseParallel(output_layouts=Replicate())})
+
+
+@pytest.mark.parametrize("rank", [0, "worst"])
+def test_a_generation_on_a_mesh_is_a_rank_s(rank: Any) -> None:
+    model, options = Greedy(), {"mode": "generate", "new_tokens": 4, "device": "cuda"}
+    alone = fxmem.analyze(model, "8x64:int64", **options)
+    layout = {"mesh": {"tp": 2}, "parallelize": split_vocabulary, "rank": rank}
+    found = fxmem.analyze(model, "8x64:int64", **options, **layout)
+    assert found.setup.mesh == {"tp": 2}
+    head_bytes = sum(each.nbytes for each in model.layers[1].parameters())
+    kept_bytes = sum(each.nbytes for each in model.parameters()) - head_bytes // 2
+    assert found.parameter_bytes == pytest.approx(kept_bytes, abs=2048)
+    assert found.parameter_bytes < alone.parameter_bytes
+    assert type(model.layers[1].weight) is nn.Parameter  # left as it was
 
 
 def test_no_plan_is_made_of_a_generation() -> None:
