@@ -184,10 +184,9 @@ def analyze(
     )
     check_choices(loss, optimizer)
     inputs = gather_inputs(args, kwargs)
-    if mode == "generate":
-        if optimizer is not None or loss is not None or compile:
-            cause = "generation takes no optimizer and no loss, and is not compiled"
-            raise UsageError(cause, hint="leave them out; a script may compile its model")
+    if mode == "generate" and (optimizer is not None or loss is not None or compile):
+        cause = "generation takes no optimizer and no loss, and is not compiled"
+        raise UsageError(cause, hint="leave them out; a script may compile its model")
 
     def analyze_rank(chosen: Options) -> Analysis:
         if mode == "generate":
