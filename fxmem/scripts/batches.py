@@ -27,6 +27,9 @@ _MOST_BATCHES = 100_000
 _MOST_LARGEST = 4
 _MOST_SHOWN = 3
 _MOST_KEPT_BYTES = 1 << 30
+_NOT_REPLAYED = (
+    "What is reserved after many batches was not computed: they differ in more than one size."
+)
 _LEAST_REPLAYED, _MOST_REPLAYED, _MOST_OPERATIONS = 20, 200, 500_000
 _SHARES = ((0.5, "Half"), (0.9, "90 %"), (0.99, "99 %"))
 
@@ -130,6 +133,9 @@ class FullestBatches:
         The graphs of batches that no step had are computed, where batches differ in one size alone.
         """
         sizes = _find_sizes(self._read) or _find_sizes(self._read[:-1])
+        varies = len({batch.sizes for batch in self._read}) > 1
+        if varies and not sizes and _NOT_REPLAYED not in self._windows.notes:
+            self._windows.notes.append(_NOT_REPLAYED)
         alike: dict[Any, dict[int, Analysis]] = defaultdict(dict)
         for step in self._windows.steps:
             batch = self._taken.get(step.setup.window or "")

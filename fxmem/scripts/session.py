@@ -255,11 +255,11 @@ class Session:
                 f"{self._launcher.script} ended without an operation on {device}",
                 hint="does it move its model there? --device cpu records a script for the CPU",
             )
+        fragmentation = self._batches.replay() if self._batches is not None else ()
         operators = (each.name for window in windows for each in window.graph.operations)
         noted = (*note_assumptions(self._recorder), *self._noted)
         notes = (*noted, *self._options.list_notes(operators), *self.windows.list_notes())
         reads = tuple(self._recorder.reads.reads.values())
-        fragmentation = self._batches.replay() if self._batches is not None else ()
         return ScriptRun(windows, reads, notes, partial, fragmentation)
 
     def _end_window(self) -> None:

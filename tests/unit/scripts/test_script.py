@@ -1292,3 +1292,43 @@ def test_a_script_that_saves_in_the_end_saves_after_its_last_step(write: Write) 
 def test_a_script_that_never_saves_is_told(write: Write) -> None:
     script = write("nn.Linear(4, 4).cuda()(torch.ones(4, 4, device='cuda')).sum().backward()")
     assert "The script ended before a save did." in fxmem.run(str(script), until="save").notes
+
+
+VARIES = """
+    import random
+    texts = [random.Random(number).randint(20, 900) for number in range(24)]
+    def pad(batch):
+        return torch.ones(len(batch), max(batch), 256)
+    loader = torch.utils.data.DataLoader(texts, 4, shuffle=True, collate_fn=pad)
+    layers = [nn.Linear(256, 256) if at % 2 else nn.GELU() for at in range(12)]
+    model = nn.Sequential(*layers).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    torch.manual_seed(0)
+    for epoch in range(3):
+        for x in loader:
+            optimizer.zero_grad()
+            model(x.cuda()).sum().backward()
+            optimizer.step()
+            print(torch.cuda.memory_reserved())
+        break
+"""
+
+
+def test_what_is_reserved_for_a_loader_is_what_its_steps_reserve(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = str(write(VARIES))
+    found = fxmem.run(script, fullest=True, gpu="h100").fragmentation
+    assert [each.steps for each in found] == [6] * 4 and found[0].alloc_conf == ""
+    capsys.readouterr()
+    fxmem.run(script, steps=6, gpu="h100")
+    reserved = [int(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(reserved) == 6
+    assert found[0].reserved_bytes == pytest.approx(reserved[-1], rel=0.05)
+
+
+def test_nothing_is_replayed_of_batches_that_differ_in_several_sizes(write: Write) -> None:
+    script = write(VARIES.replace("torch.ones(len(batch),", "torch.ones(1 + max(batch) % 3,"))
+    run = fxmem.run(str(script), fullest=True)
+    assert run.fragmentation == () and run.to_dict()["script"]["fragmentation"] == []
+    assert any(note.startswith("What is reserved after many batches was") for note in run.notes)
