@@ -4,7 +4,8 @@
 
 Each script of ``benchmarks/jobs`` runs twice on the CPU, the second time from its checkpoint and
 under PyTorch's profiler, which sees every allocation and free. Its own marks say when it loads and
-evaluates. ``fxmem run --device cpu --until evaluation`` then runs from the same checkpoint.
+evaluates; it saves within ``torch.save`` and ``safetensors.torch.save_file``.
+``fxmem run --device cpu --until save`` then runs from the same checkpoint.
 """
 
 from __future__ import annotations
@@ -19,19 +20,22 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import safetensors.torch
 import torch
 from tabulate import tabulate
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from benchmarks.cases import import_torchvision
 from benchmarks.measure import THREADS
 from benchmarks.stamp import put_page, write_stamp
+from fxmem.graph import Phase
 
 FOLDER = Path(__file__).parent / "jobs"
 _METHOD = (__doc__ or "").partition("\n\n")[2].partition("\n\n")[2].strip().replace("``", "`")
-PHASES = ("loading", "steps", "evaluation")
+PHASES = ("loading", "steps", "evaluation", "saving")
 
 
 def measure_phases(path: str, arguments: list[str]) -> dict[str, int]:
@@ -39,7 +43,16 @@ def measure_phases(path: str, arguments: list[str]) -> dict[str, int]:
     handle = register_optimizer_step_post_hook(lambda *_: gc.collect() and None)
     argv, sys.argv = sys.argv, [path, *arguments]
     gc.disable()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    savers = [(torch, "save"), (safetensors.torch, "save_file")]
+    marks = [
+        mock.patch.object(owner, name, record_function("saving")(getattr(owner, name)))
+        for owner, name in savers
+    ]
+    with (
+        marks[0],
+        marks[1],
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler,
+    ):
         try:
             runpy.run_path(path, run_name="__main__")
         finally:
@@ -52,10 +65,9 @@ def measure_phases(path: str, arguments: list[str]) -> dict[str, int]:
         for event in events
         if event.name() in PHASES
     ]
-    memory = sorted(
-        ((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"),
-        key=lambda event: event[0],
-    )
+    memory = [(event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"]
+    memory += [(start, 0) for start, _, _ in spans]  # what there is when a phase begins
+    memory.sort(key=lambda event: event[0])
     peaks, live = dict.fromkeys(PHASES, 0), 0
     for at, nbytes in memory:
         within = (name for start, stop, name in spans if start <= at <= stop)
@@ -66,13 +78,13 @@ def measure_phases(path: str, arguments: list[str]) -> dict[str, int]:
 
 
 def predict_phases(path: str, arguments: list[str]) -> dict[str, int]:
-    """Records a script until it has evaluated, and returns the peak of each phase in bytes."""
+    """Records a script until it has saved, and returns the peak of each phase in bytes."""
     import fxmem
 
-    run = fxmem.run(path, arguments, device="cpu", until="evaluation")
+    run = fxmem.run(path, arguments, device="cpu", until="save")
     steps = max(step.peak_bytes for step in run.steps)
-    apart = {"loading": run.loading, "steps": None, "evaluation": run.evaluation}
-    return {name: each.peak_bytes if each else steps for name, each in apart.items()}
+    apart = {name: run.find_largest(Phase(name)) for name in PHASES if name != "steps"}
+    return {"steps": steps} | {name: each.peak_bytes if each else 0 for name, each in apart.items()}
 
 
 def compare_job(name: str) -> tuple[dict[str, int], dict[str, int]]:
@@ -126,7 +138,7 @@ def main() -> None:
         for phase in PHASES:
             share = found[phase] / measured[phase] - 1
             rows.append((name, phase, measured[phase], found[phase], f"{share:+.3%}"))
-        print(tabulate(rows[-3:], intfmt=","), file=sys.stderr)
+        print(tabulate(rows[-len(PHASES) :], intfmt=","), file=sys.stderr)
     put_page(write_page(rows), arguments.output)
 
 

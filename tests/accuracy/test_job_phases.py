@@ -11,4 +11,6 @@ from benchmarks.job_phases import compare_job
 def test_phases_take_what_they_really_take(name: str) -> None:
     measured, found = compare_job(name)
     assert measured["evaluation"] > measured["loading"] > 0
+    # The trainer saves the state of the host's generator, which no operator makes.
+    assert 0 <= measured.pop("saving") - found.pop("saving") <= 5056 + 128
     assert found == pytest.approx(measured, rel=1e-4)
