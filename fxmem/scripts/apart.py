@@ -43,6 +43,7 @@ class Apart:
     ) -> None:
         self.phase: Phase | None = Phase.LOADING
         self._has_begun = False
+        self._only_evaluates = False  # what seems to be a step, before there is an optimizer
         self._calls = [0]
         self._windows = windows
         self._recorder = recorder
@@ -52,7 +53,7 @@ class Apart:
 
     def begin_window(self) -> None:
         """Sees a window begin, and with it perhaps a step."""
-        self._has_begun = False
+        self._has_begun = self._only_evaluates = False
 
     def begin_model(self, model: nn.Module) -> None:
         """Sees a model begin: a step's, which may have begun with functions, or another's.
@@ -74,7 +75,11 @@ class Apart:
             self.phase = Phase.GENERATION if generates else Phase.EVALUATION
             self._calls = [0]
         else:
+            if not evaluates:
+                self._end_early()
+                has_begun = self._has_begun
             self.begin_step(with_functions=has_begun)
+            self._only_evaluates |= evaluates and not (has_begun or self._list_optimizers())
 
     def begin_step(self, *, with_functions: bool = True) -> None:
         """Sees the next part of a step begin: a model, backward, or an optimizer.
@@ -113,6 +118,13 @@ class Apart:
     def end_loading(self) -> None:
         """Sees an optimizer made."""
         if self.phase is Phase.LOADING:
+            self.end()
+        self._end_early()
+
+    def _end_early(self) -> None:
+        """Keeps an evaluation before the first step apart, once the script trains."""
+        if self._only_evaluates:
+            self.phase = Phase.EVALUATION
             self.end()
 
     def end_resumption(self) -> None:

@@ -73,6 +73,14 @@ _ROWS: tuple[tuple[str, ...], ...] = (
         _SHOW,
     ),
     (
+        "torch.cuda.random?",
+        "is_initialized _lazy_init current_device device_count initial_seed manual_seed"
+        " manual_seed_all seed seed_all get_rng_state get_rng_state_all set_rng_state"
+        " set_rng_state_all",
+        _SHOW,
+    ),
+    ("torch.cuda.streams?", "Stream Event ExternalStream", _SHOW),
+    (
         "torch.accelerator?",
         "is_available current_device_index synchronize set_device_index get_device_capability"
         f" current_accelerator device_count get_memory_info {_MEMORY} set_stream current_stream",

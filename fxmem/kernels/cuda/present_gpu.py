@@ -186,6 +186,8 @@ def show_gpu(
         owners: dict[Any, dict[str, Any]] = {
             torch.cuda: functions,
             torch.cuda.memory: functions,
+            torch.cuda.random: functions,
+            torch.cuda.streams: functions,
             torch.accelerator: functions,
             torch: {
                 "Generator": _GeneratorOfAnyDevice,

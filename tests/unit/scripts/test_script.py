@@ -1332,3 +1332,44 @@ def test_nothing_is_replayed_of_batches_that_differ_in_several_sizes(write: Writ
     run = fxmem.run(str(script), fullest=True)
     assert run.fragmentation == () and run.to_dict()["script"]["fragmentation"] == []
     assert any(note.startswith("What is reserved after many batches was") for note in run.notes)
+
+
+@pytest.mark.parametrize("before", ["", "optimizer = make()"])
+def test_an_evaluation_before_training_is_no_step(write: Write, before: str) -> None:
+    script = write(
+        f"""
+        model = nn.Sequential(nn.Linear(64, 4096), nn.ReLU(), nn.Linear(4096, 8)).cuda()
+        def make():
+            return torch.optim.Adam(model.parameters())
+        {before}
+        model.eval()
+        with torch.no_grad():
+            for _ in range(2):
+                model(torch.ones(8192, 64).cuda())
+        model.train()
+        optimizer = make()
+        for _ in range(2):
+            model(torch.ones(8, 64).cuda()).sum().backward()
+            optimizer.step()
+        """
+    )
+    run = fxmem.run(str(script), steps=2)
+    assert [step.setup.window for step in run.steps] == ["step 1", "step 2"]
+    assert run.evaluation is not None
+    assert run.evaluation.peak_bytes > 8192 * 4096 * 4 > max(s.peak_bytes for s in run.steps)
+
+
+def test_the_modules_of_torch_cuda_answer_as_it_does(write: Write) -> None:
+    """As libraries import their functions: ``torch.cuda.random.get_rng_state``."""
+    script = write(
+        """
+        state = torch.cuda.random.get_rng_state()
+        torch.cuda.random.set_rng_state(state)
+        torch.cuda.random.manual_seed(1)
+        assert torch.cuda.random.initial_seed() == 0
+        with torch.cuda.stream(torch.cuda.streams.Stream()):
+            x = torch.ones(8, device="cuda", requires_grad=True)
+        x.sum().backward()
+        """
+    )
+    assert fxmem.run(str(script)).largest.peak_bytes > 0
