@@ -6,6 +6,7 @@ A step is analysed with a few sizes; the memory graphs of all others follow from
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,14 +21,15 @@ from fxmem.analyzing import analyze
 from fxmem.batching.batchings import Batching, SampleSizes, list_batchings, read_sizes
 from fxmem.batching.epoch import SHARES, Batches, BatchingMemory
 from fxmem.batching.sizes import Sizes
-from fxmem.errors import UsageError
+from fxmem.errors import TraceError, UsageError
 from fxmem.graph import MemoryGraph
 from fxmem.loading.importing import read_files_once
 from fxmem.loading.inputs import find_axis, resize_inputs
-from fxmem.memory.interpolation import weigh_sizes
+from fxmem.memory.interpolation import choose_sizes, weigh_sizes
 from fxmem.memory.succession import Fragmentation, replay_steps
 
 _REPLAYED = 200
+_CUT = 0.99  # share of the samples that are not cut
 
 
 @read_files_once()
@@ -78,27 +80,33 @@ def batches(
     found, rows = find_axis(args, kwargs, axis), find_axis(args, kwargs, 0)
     if 0 in {dim for dims in found.dims.values() for dim in dims}:
         raise UsageError("dimension 0 is the batch", hint="--axis 1, or 2,3 for images")
-    # Images have two dimensions of the size: they cannot lie behind each other.
-    packs = all(len(dims) == 1 for dims in found.dims.values())
-    cap = cap or sorted(samples)[int(0.99 * (len(samples) - 1))]
-    ways = list_batchings(samples, rows.size, cap=cap, unit=multiple_of, packs=packs)
+    dims = max(len(each) for each in found.dims.values())
+    cap = cap or sorted(samples)[math.ceil(_CUT * len(samples)) - 1]
+    ways = list_batchings(samples, rows.size, cap=cap, unit=multiple_of, dims=dims)
 
     def analyze_size(size: int, count: int = rows.size) -> Analysis:
         inputs = resize_inputs(args, kwargs, found, size)
         if count != rows.size:
             inputs = resize_inputs(*inputs, rows, count)
-        return analyze(model, *inputs, **options)
+        try:
+            return analyze(model, *inputs, **options)
+        except TraceError as error:
+            raise TraceError(
+                f"at size {size}: {error.cause}",
+                hint="where the model refuses the size, give --multiple-of, or cut the sizes",
+            ) from error
 
     known = Sizes(analyze_size, ways[0].sizes[0], 1, True)
-    padded = sorted(ways[0].sizes)
-    for size in {padded[0], *_list_quantiles(padded)}:
+    alike = [way for way in ways if way.name != "packed"]
+    shown = {size for way in alike for size in _list_quantiles(sorted(way.sizes))}
+    for size in sorted({*shown, min(min(way.sizes) for way in alike)}):
         known.analyze(size)
     packed = {
         way.rows: analyze_size(way.sizes[0], way.rows)
         for way in ways
         if way.name == "packed" and way.rows != rows.size
     }
-    first = known.analyses[padded[-1]]
+    first = known.analyses[max(ways[0].sizes)]
     return Batches(
         first.setup,
         found.label,
@@ -138,8 +146,8 @@ def _measure(way: Batching, known: Sizes, own: Analysis | None) -> BatchingMemor
 
 
 def _count_flops(known: Sizes, size: int) -> int:
-    """Computes the FLOPs of a step, a polynomial of the second degree, from the nearest sizes."""
-    at = sorted(known.analyses, key=lambda each: abs(each - size))[:3]
+    """Computes the FLOPs of a step, a polynomial of the second degree."""
+    at = choose_sizes(known.analyses, size)
     flops = [
         known.analyses[each].forward_flops + known.analyses[each].backward_flops for each in at
     ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import operator
 import random
 import re
 from bisect import bisect_left, insort
@@ -31,8 +33,9 @@ class Batching:
         name: ``"padded"``, ``"grouped"``, ``"packed"`` or ``"capped"``.
         rows: Samples of a batch, or rows into which samples are packed.
         sizes: The size of each batch, to which its samples are padded, in order.
-        sample_elements: The sizes of all samples together, as far as they are not cut.
+        sample_elements: The elements of all samples, as far as they are not cut.
         cut: How many samples are cut.
+        dims: How many dimensions have the size: 2 for images.
     """
 
     name: str
@@ -40,11 +43,13 @@ class Batching:
     sizes: tuple[int, ...]
     sample_elements: int
     cut: int = 0
+    dims: int = 1
 
     @property
     def padding(self) -> float:
         """Share of the batches that is padding."""
-        return 1 - self.sample_elements / (self.rows * sum(self.sizes))
+        areas = [math.prod([size] * self.dims) for size in self.sizes]
+        return 1 - self.sample_elements / (self.rows * sum(areas))
 
 
 def read_sizes(sizes: SampleSizes) -> tuple[int, ...]:
@@ -74,24 +79,25 @@ def read_sizes(sizes: SampleSizes) -> tuple[int, ...]:
             cause = f"cannot read the sizes {name!r}: {error.strerror}"
             raise UsageError(cause, hint=_HINT) from error
         except ValueError as error:
-            raise UsageError(f"{name}: {error}", hint=_HINT) from error
+            raise UsageError(f"{name} is no JSON: {error}", hint=_HINT) from error
     try:
         if isinstance(sizes, Mapping):
-            counts = [(int(size), int(count)) for size, count in sizes.items()]
+            counts = [(int(size), operator.index(count)) for size, count in sizes.items()]
             if sum(count for _, count in counts) > _MOST_SAMPLES:
                 raise UsageError(f"{name}: more than {_MOST_SAMPLES:,} samples")
             read = tuple(size for size, count in counts for _ in range(count))
         else:
-            read = tuple(int(size) for size in sizes)
+            listed: Sequence[Any] = sizes
+            read = tuple(operator.index(size) for size in listed)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"{name}: {error}", hint=_HINT) from error
+        raise UsageError(f"{name}: sizes are whole numbers ({error})", hint=_HINT) from error
     if not read or min(read) < 1:
         raise UsageError(f"{name}: no sizes, or one below 1", hint=_HINT)
     return read
 
 
 def list_batchings(
-    sizes: Sequence[int], rows: int, *, cap: int, unit: int = 1, packs: bool = True
+    sizes: Sequence[int], rows: int, *, cap: int, unit: int = 1, dims: int = 1
 ) -> list[Batching]:
     """Makes batches of samples in several ways, each after the same shuffle.
 
@@ -100,7 +106,7 @@ def list_batchings(
         rows: Samples of a batch. The last batch is left out if it has fewer.
         cap: The size to which samples are cut in one of the ways.
         unit: The sizes of batches are multiples of this number.
-        packs: Whether samples can lie behind each other in a row.
+        dims: How many dimensions have the size. Samples can lie behind each other along one.
 
     >>> for each in list_batchings([1, 8, 2, 7], 2, cap=4):
     ...     print(each.name, each.rows, each.sizes, each.sample_elements)
@@ -119,7 +125,7 @@ def list_batchings(
         return tuple(round_up(max(samples[at : at + rows])) for at in starts)
 
     used = shuffled[: max(len(shuffled) // rows, 1) * rows]
-    total = sum(used)
+    total = sum(size**dims for size in used)
     capped = [min(size, cap) for size in used]
     grouped = [
         size
@@ -127,10 +133,10 @@ def list_batchings(
         for size in sorted(used[at : at + rows * _GROUPED_BATCHES], reverse=True)
     ]
     found = [
-        Batching("padded", rows, batch(used), total),
-        Batching("grouped", rows, batch(grouped), total),
+        Batching("padded", rows, batch(used), total, dims=dims),
+        Batching("grouped", rows, batch(grouped), total, dims=dims),
     ]
-    if packs:
+    if dims == 1:
         longest = round_up(max(used))
         count = _count_packed(used, longest)
         together = max(round(count * rows / len(used)), 1)
@@ -138,7 +144,8 @@ def list_batchings(
         found.append(Batching("packed", together, (longest,) * steps, total))
     if cap < max(used):
         cut = sum(size > cap for size in used)
-        found.append(Batching("capped", rows, batch(capped), sum(capped), cut))
+        elements = sum(size**dims for size in capped)
+        found.append(Batching("capped", rows, batch(capped), elements, cut, dims))
     return found
 
 

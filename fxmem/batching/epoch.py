@@ -78,7 +78,7 @@ class Batches(Result):
         title = f"After {found[0].steps:,} of the padded batches:" if found else ""
         return [
             Heading(headline, [write_subject(self.setup)]),
-            Table(["batches", *_NUMBERS], rows, _NUMBERS),
+            Table(["batches", *_NUMBERS], rows, _NUMBERS, optional=("rows", "FLOPs", "size")),
             *list_fragmentation(found, title),
             Paragraph(_write_notes(self)),
         ]
@@ -143,13 +143,15 @@ def _write_row(memory: BatchingMemory, padded: BatchingMemory) -> Sequence[Cell]
 def _write_notes(found: Batches) -> list[str]:
     notes = [
         f"Of {found.samples:,} samples, shuffled. The size is {found.axis}.",
-        f"{found.analyses} steps were analysed; others are computed from them.",
+        f"{found.analyses} steps were analysed, all whose peaks are shown; others are computed.",
     ]
     if found.error > _EXACT:
-        notes.append(f"Where both were done, computed peaks differ by up to {found.error:.1%}.")
+        notes.append(f"Where both were done, peaks differ by up to {found.error:.1%}.")
     for each in found.batchings:
         if each.batching.name == "packed":
             notes.append("Packed: in rows of the longest sample, with no mask between samples.")
         if each.batching.cut:
             notes.append(f"{each.batching.cut:,} samples are longer than the cut.")
-    return notes
+    half, most, nearly, _ = found.batchings[0].quantile_sizes
+    notes.append(f"Half of the padded batches: up to {half:,}; 90 %: {most:,}; 99 %: {nearly:,}.")
+    return [*notes, *found.setup.notes]

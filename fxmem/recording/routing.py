@@ -70,8 +70,11 @@ def _share_out(choices: int, most: int, shares: Sequence[float]) -> list[int]:
     ranked = sorted(range(len(shares)), key=lambda at: -shares[at])
     left = choices - sum(quotas)
     while left:
-        for at in ranked:
-            given = min(most - quotas[at], max(int(shares[at] * left), 1), left)
+        wanted = [at for at in ranked if shares[at] and quotas[at] < most]
+        # Where no expert that is wanted has room, the others are filled one after the other.
+        for at in wanted or [next(at for at in ranked if quotas[at] < most)]:
+            share = max(int(shares[at] * left), 1) if wanted else left
+            given = min(most - quotas[at], share, left)
             quotas[at] += given
             left -= given
     return quotas

@@ -45,6 +45,7 @@ class Apart:
         self._has_begun = False
         self._only_evaluates = False  # what seems to be a step, before there is an optimizer
         self._calls = [0]
+        self._saved = 0  # the number of the step that runs, once a checkpoint was written before it
         self._windows = windows
         self._recorder = recorder
         self._describe_window = describe_window
@@ -133,15 +134,14 @@ class Apart:
             self.phase = Phase.LOADING
             self.end()
 
-    def begin_saving(self) -> None:
+    def see_saving(self) -> None:
         """Sees a checkpoint written after a step: what has run since then belongs to saving."""
-        if self._windows.number > 1 and not self._has_begun and self.phase is not Phase.SAVING:
-            self.end()
-            self.phase = Phase.SAVING
-
-    def end_saving(self) -> None:
-        """Sees the next batch drawn."""
-        if self.phase is Phase.SAVING:
+        number = self._windows.number
+        if number == 1 or self._has_begun:
+            return
+        self.end()
+        if self._saved != number or len(self._recorder.operations) > 1:
+            self._saved, self.phase = number, Phase.SAVING
             self.end()
 
     def _check_end(self) -> None:

@@ -27,9 +27,7 @@ _MOST_BATCHES = 100_000
 _MOST_LARGEST = 4
 _MOST_SHOWN = 3
 _MOST_KEPT_BYTES = 1 << 30
-_NOT_REPLAYED = (
-    "What is reserved after many batches was not computed: they differ in more than one size."
-)
+_SEVERAL = "they differ in more than one size"
 _LEAST_REPLAYED, _MOST_REPLAYED, _MOST_OPERATIONS = 20, 200, 500_000
 _SHARES = ((0.5, "Half"), (0.9, "90 %"), (0.99, "99 %"))
 
@@ -133,9 +131,6 @@ class FullestBatches:
         The graphs of batches that no step had are computed, where batches differ in one size alone.
         """
         sizes = _find_sizes(self._read) or _find_sizes(self._read[:-1])
-        varies = len({batch.sizes for batch in self._read}) > 1
-        if varies and not sizes and _NOT_REPLAYED not in self._windows.notes:
-            self._windows.notes.append(_NOT_REPLAYED)
         alike: dict[Any, dict[int, Analysis]] = defaultdict(dict)
         for step in self._windows.steps:
             batch = self._taken.get(step.setup.window or "")
@@ -143,6 +138,8 @@ class FullestBatches:
                 alike[describe_structure(step.graph)][sizes[batch.number - 1]] = step
         known = max(alike.values(), key=len, default={})
         if len(known) < 2:
+            if len({batch.sizes for batch in self._read}) > 1:
+                self._tell("steps of different sizes run other operators" if sizes else _SEVERAL)
             return ()
         step = next(iter(known.values()))
         if step.settings is None:
@@ -157,6 +154,11 @@ class FullestBatches:
             capacity_bytes=None if step.gpu is None else step.gpu.capacity_bytes,
             context_bytes=max(step.context_bytes),
         )
+
+    def _tell(self, why: str) -> None:
+        note = f"What is reserved after many batches was not computed: {why}."
+        if note not in self._windows.notes:
+            self._windows.notes.append(note)
 
     def _choose(self, batches: Iterator[Any]) -> None:
         read: list[_Batch] = []
@@ -230,4 +232,6 @@ def _list_notes(read: list[_Batch]) -> list[str]:
 
 
 def _write_path(path: tuple[Any, ...]) -> str:
-    return ".".join(str(key[1] if isinstance(key, tuple) else key) for key in path)
+    keys = [key[1] if isinstance(key, tuple) else key for key in path]
+    text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)
+    return text.removeprefix(".")

@@ -97,7 +97,7 @@ class RealData:
 
     def _write_nothing(self, write: Callable[..., Any]) -> Callable[..., Any]:
         def write_or_note(flat: Any, *args: Any, **kwargs: Any) -> Any:
-            self._apart.begin_saving()
+            self._apart.see_saving()
             if flat is not None:
                 return write(flat, *args, **kwargs)
             self._note_unwritten("safetensors")
@@ -118,7 +118,6 @@ class RealData:
         run, batches = _run_real(load) if self._recorder.makes_fakes else load, self._batches
 
         def load_batch(iterator: Any) -> Any:
-            self._apart.end_saving()
             try:
                 batch = run(iterator)
             except StopIteration:
@@ -134,7 +133,7 @@ class RealData:
         self, save: Callable[..., Any], name: str = "torch.save", result: Any = None
     ) -> Callable[..., Any]:
         def save_real(saved: Any, *args: Any, **kwargs: Any) -> Any:
-            self._apart.begin_saving()
+            self._apart.see_saving()
             if not holds_fakes(saved):
                 return save(saved, *args, **kwargs)
             self._note_unwritten(name)

@@ -229,7 +229,7 @@ class Session:
         """Keeps what ran after the last step, or all of a script without one."""
         operations = self._recorder.operations[1:]
         ran = any(operation.name not in (EMPTY_CACHE, LOAD) for operation in operations)
-        if self._apart.phase in (Phase.EVALUATION, Phase.GENERATION, Phase.SAVING):
+        if self._apart.phase in (Phase.EVALUATION, Phase.GENERATION):
             with contextlib.suppress(EnoughSteps):
                 self._apart.end()
         elif ran and not self.windows.is_done:

@@ -63,6 +63,7 @@ class Windows:
         self.until = until
         self._adds_eager_step = adds_eager_step and until is None
         self._number_ended = self._left_out = 0
+        self._follows_apart = False  # what was kept may have grown
         self._seen: set[Phase] = set()  # apart from the steps, after the first
         self._last_of_epoch = 0
         self._rest: Analysis | None = None
@@ -80,13 +81,14 @@ class Windows:
 
     @property
     def is_done(self) -> bool:
-        """True once all that was asked for is recorded."""
-        return self._has_steps and self._is_reached
+        """True once all that was asked for is recorded, and a step after a checkpoint."""
+        keeps = self.until == "save" and self._follows_apart
+        return self._has_steps and self._is_reached and not keeps
 
     @property
     def leaves_out(self) -> bool:
         """True for a step that is not reported, if it is like one that was."""
-        return self._has_steps and self.until is not None
+        return self._has_steps and self.until is not None and not self._follows_apart
 
     @property
     def _is_reached(self) -> bool:
@@ -112,6 +114,7 @@ class Windows:
         """Keeps a window, or the peak of the step in eager mode."""
         self.ended.append(window)
         if find_apart(window) is not None:
+            self._follows_apart = True
             if self.runs_eagerly:  # of a step that only its peak is kept of
                 return
             rest, self._rest = self._rest, None
@@ -122,6 +125,7 @@ class Windows:
             if self.steps:
                 self._seen.add(window.graph.operations[0].phase)
             return
+        self._follows_apart = False
         if self.runs_eagerly:
             self._eager_bytes, self.runs_eagerly = window.peak_bytes, False
             return

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -35,7 +37,8 @@ def analyze(size: int, rows: int = 2, **options: Any) -> fxmem.Analysis:
 
 
 def test_every_way_has_the_peaks_of_its_batches() -> None:
-    found = fxmem.batches(Attention(), "2x16x32", sizes=SIZES, optimizer="adam", device="cpu")
+    options: dict[str, Any] = {"optimizer": "adam", "device": "cpu", "cap": 40}
+    found = fxmem.batches(Attention(), "2x16x32", sizes=SIZES, **options)
     assert [each.batching.name for each in found.batchings] == [
         "padded",
         "grouped",
@@ -51,7 +54,7 @@ def test_every_way_has_the_peaks_of_its_batches() -> None:
         assert steps[each.fullest - 1].peak_bytes == peaks[-1]
         assert each.flops == sum(step.forward_flops + step.backward_flops for step in steps)
     assert found.error == 0 and found.fragmentation == ()
-    assert found.analyses <= 6
+    assert found.analyses <= 9
 
 
 def test_batches_that_do_not_fit_are_counted() -> None:
@@ -65,6 +68,40 @@ def test_batches_that_do_not_fit_are_counted() -> None:
     assert found.fragmentation[0].failed == 1 + next(
         at for at, size in enumerate(padded.batching.sizes) if not fits[size]
     )
+
+
+class Halving(nn.Module):
+    """Takes images of even sides alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        small = nn.functional.max_pool2d(x, 2)
+        return self.scale * nn.functional.interpolate(small, scale_factor=2.0) + x
+
+
+def test_sizes_that_the_model_refuses_are_told() -> None:
+    with pytest.raises(fxmem.TraceError, match=r"at size 9: .*--multiple-of, or cut the sizes"):
+        fxmem.batches(Halving(), "1x3x16x16", sizes=[8, 9], axis="2,3", device="cpu")
+    options: dict[str, Any] = {"axis": "2,3", "device": "cpu", "multiple_of": 2}
+    found = fxmem.batches(Halving(), "1x3x16x16", sizes=[8, 9], **options)
+    assert found.batchings[0].padding == 1 - (8 * 8 + 9 * 9) / (8 * 8 + 10 * 10)
+
+
+def test_odd_sides_of_images_have_the_peaks_that_analyses_have() -> None:
+    net = nn.Sequential(*(nn.Conv2d(3 if not at else 8, 8, 3, 2) for at in range(4)))
+    sizes = [random.Random(number).randint(40, 200) for number in range(80)]
+    found = fxmem.batches(net, "2x3x64x64", sizes=sizes, axis="2,3", device="cpu")
+    for way in found.batchings:
+        for size, peak_bytes in zip(way.quantile_sizes, way.quantile_bytes, strict=True):
+            step = fxmem.analyze(net, f"2x3x{size}x{size}", device="cpu")
+            assert step.peak_bytes == peak_bytes
+        steps = [fxmem.analyze(net, f"2x3x{s}x{s}", device="cpu") for s in way.batching.sizes]
+        flops = sum(step.forward_flops + step.backward_flops for step in steps)
+        assert way.flops == pytest.approx(flops, rel=0.02)
+    assert found.error < 0.03
 
 
 def test_images_are_not_packed() -> None:
@@ -82,7 +119,7 @@ def test_images_are_not_packed() -> None:
         ({"sizes": "none.json"}, "cannot read the sizes 'none.json': No such file or directory"),
         ({"sizes": []}, "sizes: no sizes, or one below 1"),
         ({"sizes": [4, 0]}, "sizes: no sizes, or one below 1"),
-        ({"sizes": ["x"]}, "sizes: invalid literal for int() with base 10: 'x'"),
+        ({"sizes": [1.5]}, "sizes: sizes are whole numbers ('float' object cannot be"),
         ({"sizes": {3: 10**9}}, "sizes: more than 10,000,000 samples"),
         ({"sizes": [4], "axis": 0}, "dimension 0 is the batch (--axis 1, or 2,3 for images)"),
         ({"sizes": [4], "cap": 0}, "the cap, the multiple and the replayed batches must be 1 or"),
@@ -97,7 +134,7 @@ def test_errors(options: dict[str, Any], message: str) -> None:
 def test_a_file_that_is_no_json_is_told(tmp_path: Path) -> None:
     path = tmp_path / "sizes.json"
     path.write_text("12\n13")
-    with pytest.raises(fxmem.UsageError, match=r"sizes.json: Extra data: line 2 column 1"):
+    with pytest.raises(fxmem.UsageError, match=r"sizes.json is no JSON: Extra data: line 2"):
         read_sizes(str(path))
     path.write_text(json.dumps({"12": 3}))
     assert read_sizes(str(path)) == (12, 12, 12)

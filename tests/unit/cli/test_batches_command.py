@@ -48,6 +48,7 @@ def test_the_fullest_and_the_settings_are_shown(
         "max_split_size_mb:256",
     ]
     assert "Of 39 samples, shuffled. The size is dimension 1 of input 0." in out
+    assert "Half of the padded batches: up to " in out
     assert not err
 
 

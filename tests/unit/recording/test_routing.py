@@ -153,6 +153,12 @@ def test_what_is_no_routing_is_refused(routing: Any, message: str) -> None:
     assert str(error.value).startswith(message)
 
 
+def test_experts_that_are_not_wanted_get_what_is_left_over_one_by_one() -> None:
+    shares = read_routing([0, 0, 1, 0])
+    chosen = choose_experts(20, 2, 4, shares).view(10, 2)
+    assert {*chosen.flatten().tolist()} == {0, 2}
+
+
 @given(st.integers(1, 40), st.data())
 def test_shares_are_those_of_the_choices(tokens: int, data: st.DataObject) -> None:
     counts = data.draw(st.lists(st.integers(0, 9), min_size=2, max_size=6).filter(any))
