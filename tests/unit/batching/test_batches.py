@@ -87,7 +87,7 @@ def test_sizes_that_the_model_refuses_are_told() -> None:
         fxmem.batches(Halving(), "1x3x16x16", sizes=[8, 9], axis="2,3", device="cpu")
     options: dict[str, Any] = {"axis": "2,3", "device": "cpu", "multiple_of": 2}
     found = fxmem.batches(Halving(), "1x3x16x16", sizes=[8, 9], **options)
-    assert found.batchings[0].padding == 1 - (8 * 8 + 9 * 9) / (8 * 8 + 10 * 10)
+    assert found.batchings[0].batching.padding == 1 - (8 * 8 + 9 * 9) / (8 * 8 + 10 * 10)
 
 
 def test_odd_sides_of_images_have_the_peaks_that_analyses_have() -> None:
