@@ -92,7 +92,7 @@ def write_page(real: list[int], every: list[int], fullest: dict[str, int]) -> st
                 _METHOD,
                 f"Of {COUNT:,} steps fxmem gives {equal:,} to the byte; every fiftieth:",
                 steps,
-                "The batches that `--fullest` chose; the first step has no states yet:",
+                "The batches that `--fullest` chose:",
                 tabulate(chosen, headers, **options),
                 write_stamp("python -m benchmarks.variable_batches"),
             )

@@ -76,11 +76,13 @@ def find_flop_formula(operator: OpOverload) -> Callable[..., Any] | None:
     Source: ``torch/utils/flop_counter.py``. A formula serves all overloads of an operator, and need
     not take the arguments that some have beside the others', as ``addmm.dtype`` does: they are cut.
     ``sdpa_flop_count`` and ``sdpa_backward_flop_count`` take keys with fewer heads than the query
-    from 2.12 on. Before, they are given as many, which is what is multiplied.
+    from 2.12 on. Before, they are given as many, which is what is multiplied. Products of experts
+    have none.
     """
     formula = flop_registry.get(operator._overloadpacket)
     if formula is None:
-        return None
+        name = operator._overloadpacket.__name__
+        return _count_grouped_product if name == "_grouped_mm" else None
     taken = _count_positional(formula)
     name = operator._overloadpacket.__name__
     if is_release(since=(2, 12)) or "_scaled_dot_product" not in name:
@@ -94,6 +96,12 @@ def find_flop_formula(operator: OpOverload) -> Callable[..., Any] | None:
         return formula(*args[:first], query, *wide, *args[first + 3 :], **kwargs)
 
     return count
+
+
+def _count_grouped_product(left: Tensor, right: Tensor, *_: Any, **__: Any) -> int:
+    """Counts the products of rows with their expert's matrix, or of columns with its rows."""
+    groups = left.shape[0] if left.dim() > right.dim() else 1  # each column is one group's
+    return 2 * left.numel() * right.shape[-1] // groups
 
 
 @functools.cache

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from fxmem.versions import fallbacks, release
 
@@ -85,3 +87,23 @@ def test_older_releases_do_not_tell_their_hooks(monkeypatch: pytest.MonkeyPatch)
         assert fallbacks.find_saving_hooks()
         make_old(monkeypatch)
         assert fallbacks.find_saving_hooks() == ()
+
+
+@pytest.mark.skipif(not hasattr(torch.ops.aten, "_grouped_mm"), reason="since torch 2.8")
+@pytest.mark.parametrize("shapes", [((12, 8), (3, 8, 4)), ((12, 8), (8, 12)), ((3, 4, 8), (8, 12))])
+def test_flops_of_products_of_experts_are_those_of_one_after_the_other(
+    shapes: tuple[tuple[int, ...], tuple[int, ...]],
+) -> None:
+    left, right = map(torch.empty, shapes)
+    count = fallbacks.find_flop_formula(torch.ops.aten._grouped_mm.default)
+    assert count is not None
+    ends = [4, 5, 12] if right.dim() == 3 or left.dim() == 3 else [2, 3, 8]
+    with FlopCounterMode(display=False) as counter:
+        for group, (start, stop) in enumerate(itertools.pairwise([0, *ends])):
+            if right.dim() == 3:
+                left[start:stop] @ right[group]
+            elif left.dim() == 3:
+                left[group] @ right[:, start:stop]
+            else:
+                left[:, start:stop] @ right[start:stop]
+    assert count(left, right, torch.tensor(ends), out_val=None) == counter.get_total_flops()
