@@ -133,7 +133,7 @@ class Analysis(Result):
         run = self.device_run
         if run is not None and (run.exhaustion is None or not run.exhaustion.is_certain):
             return run.reserved_bytes
-        return max(self.allocation.reserved_bytes)
+        return max(self.allocation.reserved_bytes, default=self.allocation.start_reserved_bytes)
 
     @property
     def requested_bytes(self) -> int:

@@ -62,6 +62,7 @@ class Allocation:
     reserved_bytes: tuple[int, ...]
     requested_bytes: tuple[int, ...]  # requested bytes in use, after each event
     warmup: WarmupPeak | None = None  # the peak before the step; None without events before it
+    start_reserved_bytes: int = 0  # what the allocator holds when the step begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +147,7 @@ def allocate_graph(graph: MemoryGraph, settings: AllocatorSettings) -> Allocatio
         profile.reserved_bytes[first:],
         profile.requested_bytes[first:],
         _find_warmup_peak(graph, *(values[:first] for values in series)),
+        profile.reserved_bytes[first - 1] if first else 0,
     )
 
 
@@ -186,12 +188,13 @@ def run_on_device(
     """
     events, first = list_events(graph)
     profile = replay(events, settings, capacity_bytes=capacity_bytes, context_bytes=context_bytes)
+    reserved_bytes = profile.reserved_bytes[first:] or profile.reserved_bytes[-1:]
     exhaustion = None
     if profile.shortage is not None:
         failed = len(profile.allocated_bytes)
         cause = OutOfMemory(profile.shortage).cause
         exhaustion = _locate(graph, events[failed], failed - first + len(graph.warmup), cause)
-    return DeviceRun(exhaustion, max(profile.reserved_bytes[first:], default=0), profile.retries)
+    return DeviceRun(exhaustion, max(reserved_bytes, default=0), profile.retries)
 
 
 def _locate(graph: MemoryGraph, event: Event, index: int, cause: str) -> Exhaustion:

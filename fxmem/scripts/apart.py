@@ -43,7 +43,7 @@ class Apart:
     ) -> None:
         self.phase: Phase | None = Phase.LOADING
         self._has_begun = False
-        self._only_evaluates = False  # what seems to be a step, before there is an optimizer
+        self._evaluations = 0  # calls in what seems to be a step, of models that it does not train
         self._calls = [0]
         self._saved = 0  # the number of the step that runs, once a checkpoint was written before it
         self._windows = windows
@@ -54,7 +54,7 @@ class Apart:
 
     def begin_window(self) -> None:
         """Sees a window begin, and with it perhaps a step."""
-        self._has_begun = self._only_evaluates = False
+        self._has_begun, self._evaluations = False, 0
 
     def begin_model(self, model: nn.Module) -> None:
         """Sees a model begin: a step's, which may have begun with functions, or another's.
@@ -77,10 +77,11 @@ class Apart:
             self._calls = [0]
         else:
             if not evaluates:
-                self._end_early()
+                self.end_evaluations()
                 has_begun = self._has_begun
             self.begin_step(with_functions=has_begun)
-            self._only_evaluates |= evaluates and not (has_begun or self._list_optimizers())
+            if evaluates and (self._evaluations or not (has_begun or self._is_other(model))):
+                self._evaluations += 1
 
     def begin_step(self, *, with_functions: bool = True) -> None:
         """Sees the next part of a step begin: a model, backward, or an optimizer.
@@ -120,11 +121,15 @@ class Apart:
         """Sees an optimizer made."""
         if self.phase is Phase.LOADING:
             self.end()
-        self._end_early()
+        self.end_evaluations()
 
-    def _end_early(self) -> None:
-        """Keeps an evaluation before the first step apart, once the script trains."""
-        if self._only_evaluates:
+    def end_evaluations(self) -> None:
+        """Keeps evaluations apart that seemed to be a step, once the script trains.
+
+        Of a model before it has an optimizer, or of an average of a trained model's weights. What
+        is called once for a step may be its teacher.
+        """
+        if self._evaluations > (1 if self._list_optimizers() else 0):
             self.phase = Phase.EVALUATION
             self.end()
 
@@ -164,6 +169,14 @@ class Apart:
         with self._recorder.ledger.lock:
             self._windows.see_rest(self._describe_window(name, phase))
             self._begin_window()
+
+    def _is_other(self, model: nn.Module) -> bool:
+        """Returns whether a model is no copy of the one that is trained."""
+        groups = [
+            group for optimizer in self._list_optimizers() for group in optimizer.param_groups
+        ]
+        trained = sorted(tuple(each.shape) for group in groups for each in group["params"])
+        return bool(groups) and trained != sorted(tuple(each.shape) for each in model.parameters())
 
     def _is_trained(self, model: nn.Module) -> bool:
         own = {id(each) for each in model.parameters()}

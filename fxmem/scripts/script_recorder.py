@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._library.fake_impl import FakeImplCtx
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -25,6 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from fxmem.fakes.values import find_known, remember_constant
 from fxmem.graph import Category, Effect, Phase
 from fxmem.kernels.registry import Backend
+from fxmem.patching import patch
 from fxmem.recording.constants import is_index, list_tensors
 from fxmem.recording.handlers import (
     PASS,
@@ -135,12 +137,19 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
             tensors = call.tensors
             masks = [t for t in tensors if t.dtype in (torch.bool, torch.uint8)] or tensors
             hints = self.runner.hints
-            most = max(mask.numel() for mask in masks)
+            is_own = call.func.namespace == "aten"  # others find rows: boxes that do not overlap
+            most = max(
+                (mask.numel() if is_own else len(mask) for mask in masks if mask.dim()), default=1
+            )
+            given = (hints.find_own(), hints.default)
+            most = next((size for size in given if size is not None), most)
             if call.func is aten.bincount.default and call.args[2:] > (0,):
                 most = 0  # classes are counted, of which there are as many as was said
             self.runner.hints = replace(hints, default=most)
+            size: Any = lambda *_, **__: most  # noqa: E731 - of an operator's own fake
             try:
-                return self.record(call)
+                with patch({FakeImplCtx: {"new_dynamic_size": size}}):
+                    return self.record(call)
             finally:
                 self.runner.hints = hints
 

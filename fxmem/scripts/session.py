@@ -227,6 +227,9 @@ class Session:
 
     def end(self) -> None:
         """Keeps what ran after the last step, or all of a script without one."""
+        if self._optimizers:
+            with contextlib.suppress(EnoughSteps):
+                self._apart.end_evaluations()
         operations = self._recorder.operations[1:]
         ran = any(operation.name not in (EMPTY_CACHE, LOAD) for operation in operations)
         if self._apart.phase in (Phase.EVALUATION, Phase.GENERATION):

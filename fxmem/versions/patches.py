@@ -217,6 +217,11 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     # -- processes that are not there --
     ("torch.multiprocessing", "start_processes", _JOIN),
     ("torch.multiprocessing.spawn", "start_processes", _JOIN),
+    (
+        "torch._library.fake_impl.FakeImplCtx",
+        "new_dynamic_size",
+        "say how many elements an operator finds",
+    ),
     ("torch.distributed.checkpoint", "save async_save", _JOIN),
     ("torch.distributed.launcher.api", "launch_agent", _JOIN),
     ("torch.distributed", f"get_backend {_EXCHANGE}", _JOIN),

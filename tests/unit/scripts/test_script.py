@@ -1373,3 +1373,80 @@ def test_the_modules_of_torch_cuda_answer_as_it_does(write: Write) -> None:
         """
     )
     assert fxmem.run(str(script)).largest.peak_bytes > 0
+
+
+AVERAGES = """
+    import copy
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)).cuda()
+    average = copy.deepcopy(model).eval()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    def average_rows(rows):
+        with torch.no_grad():
+            return average(torch.ones(rows, 64).cuda())
+    for epoch in range(2):
+        for _ in range(2):
+            {step}
+            model(torch.ones(8, 64).cuda()).sum().backward()
+            optimizer.step()
+        for _ in range({batches}):
+            average_rows(262144)
+"""
+
+
+@pytest.mark.parametrize("until", [None, "evaluation"])
+def test_an_average_of_the_weights_is_evaluated(write: Write, until: str | None) -> None:
+    """As timm's ``--model-ema`` and ultralytics do."""
+    run = fxmem.run(str(write(AVERAGES.format(step="", batches=3))), until=until)
+    assert run.evaluation is not None and run.evaluation.setup.window == "evaluation after step 2"
+    assert run.evaluation.peak_bytes > 262144 * 64 * 4 > max(s.peak_bytes for s in run.steps)
+
+
+def test_a_teacher_belongs_to_the_step(write: Write) -> None:
+    run = fxmem.run(str(write(AVERAGES.format(step="average_rows(8)", batches=0))))
+    assert run.evaluation is None and len(run.steps) == 4 - 1
+    assert all("average.0" in {n.fqn for n in step.graph.nodes} for step in run.steps)
+
+
+def test_what_saving_finds_reserved_is_told_without_an_operator(write: Write) -> None:
+    script = write(
+        """
+        model = nn.Linear(512, 512).cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        state = model.state_dict()
+        for x in torch.utils.data.DataLoader(torch.ones(24, 512), 8):
+            model(x.cuda()).sum().backward()
+            optimizer.step()
+            torch.save(state, "model.pt")
+            torch.save(state, "again.pt")
+        """
+    )
+    for gpu in (None, "t4"):
+        run = fxmem.run(str(script), gpu=gpu)
+        assert run.saving is not None and len(run.saving.graph.operations) == 1
+        assert run.saving.reserved_bytes == run.steps[-1].reserved_bytes > 0
+        assert str(run)
+
+
+def test_operators_that_find_rows_find_all_of_them(write: Write) -> None:
+    """As torchvision's ``nms`` does, whose fake asks for a size."""
+    script = write(
+        """
+        @torch.library.custom_op("mine::nms", mutates_args=())
+        def nms(boxes: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            return torch.arange(len(boxes) // 2, device=boxes.device)
+
+        @nms.register_fake
+        def _(boxes, scores):
+            size = torch.library.get_ctx().new_dynamic_size()
+            return boxes.new_empty(size, dtype=torch.long)
+
+        model = nn.Linear(8, 4).cuda()
+        boxes = model(torch.ones(100, 8).cuda())
+        found = boxes[nms(boxes.detach(), boxes.detach()[:, 0])]
+        print(len(found))
+        found.sum().backward()
+        """
+    )
+    run = fxmem.run(str(script))
+    assert any("nms" in operation.name for operation in run.steps[0].graph.operations)
+    assert [read.value for read in run.reads] == ["as many as there are elements"]
