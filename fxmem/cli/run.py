@@ -17,7 +17,7 @@ from fxmem.cli.shared.step import (
     add_size_hint,
     parse_size_hint,
 )
-from fxmem.errors import UsageError
+from fxmem.errors import FxmemError, UsageError
 from fxmem.scripts.script_run import Progress
 
 HELP = "the steps of a training script, run as it is"
@@ -101,6 +101,10 @@ def run_command(arguments: argparse.Namespace) -> int:
             )
     except KeyboardInterrupt:
         write_line("fxmem: interrupted before a step was recorded: no report")
+        raise
+    except FxmemError:
+        if progress.recorded is not None:
+            write_result(progress.recorded, kind, arguments.output, top=arguments.top)
         raise
     write_result(run, kind, arguments.output, top=arguments.top)
     code = check_fit(run.largest, arguments.budget)

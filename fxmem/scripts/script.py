@@ -105,9 +105,11 @@ def run(
         if progress is None or not session.windows.steps:
             raise
         return session.describe(partial=True)
-    except FxmemError:
-        raise
     except Exception as error:
+        if progress is not None and session.windows.steps:
+            progress.recorded = session.describe(partial=True)
+        if isinstance(error, FxmemError):
+            raise
         raise _explain(error, launcher.script, size_hint is not None) from error
     launcher.check_place()
     return session.describe()

@@ -42,6 +42,7 @@ from fxmem.recording.operators import find_effect
 from fxmem.recording.recorder import Recorder
 from fxmem.recording.size_hints import SizeHints
 from fxmem.scripts.reads import ReadLog
+from fxmem.scripts.script_run import ALL_ELEMENTS
 from fxmem.versions.operators import aten
 
 _to_copy = aten._to_copy.default
@@ -133,7 +134,7 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
             return self.reads.answer_scalar(call.args[0])
         except DynamicOutputShapeException:
             # As many as there may be: the most memory.
-            self.reads.note("as many as there are elements")
+            self.reads.note(ALL_ELEMENTS)
             tensors = call.tensors
             masks = [t for t in tensors if t.dtype in (torch.bool, torch.uint8)] or tensors
             hints = self.runner.hints

@@ -15,7 +15,9 @@ from fxmem.report.result import Result
 from fxmem.report.tables import Bytes, Table
 from fxmem.report.text import write_peak_place
 
-_PARTIAL = "The script was interrupted: these are the steps that it had ended."
+_PARTIAL = "The script did not run to its last step: these are the steps that it had ended."
+ALL_ELEMENTS = "as many as there are elements"
+"""Stands for what masks and ``nonzero`` find."""
 _ALIKE = 0.01  # share of the peak by which steps may differ and count as one
 APART = (Phase.LOADING, Phase.EVALUATION, Phase.GENERATION, Phase.SAVING)
 """Phases of a script that are no part of its steps."""
@@ -39,9 +41,10 @@ class Read:
 
 @dataclass
 class Progress:
-    """The progress of a script, to be read while it runs."""
+    """The progress of a script, to be read while it runs, and where it fails."""
 
     describe: Callable[[], str] = str
+    recorded: ScriptRun | None = None  # of a script that fails after a step
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,8 @@ class ScriptRun(Result):
         windows: The analyses of the steps and of what ran apart from them, in order.
         reads: The lines that read values of tensors, and got stand-ins.
         notes: On how the script was run, a sentence each.
-        partial: Whether the script was interrupted before all steps asked for were recorded.
+        partial: Whether the script was interrupted, or failed, before all steps asked for were
+            recorded.
         fragmentation: What is reserved for the first batches of the loader, in its order, with the
             settings of the allocator and with others; nothing unless they were read.
     """
@@ -128,7 +132,7 @@ class ScriptRun(Result):
             (
                 " in ".join(map(str, filter(None, (read.source, read.library)))),
                 read.value,
-                "a branch may hang on it" if read.decides else "",
+                "a branch may hang on it" if read.decides else _suggest_size(read),
             )
             for read in self.reads
         ]
@@ -172,6 +176,10 @@ class ScriptRun(Result):
         script["partial"] = self.partial
         script["fragmentation"] = [asdict(each) for each in self.fragmentation]
         return {**self.largest.to_dict(), "script": script}
+
+
+def _suggest_size(read: Read) -> str:
+    return f"--size-hint {read.library or read.source}=N" if read.value == ALL_ELEMENTS else ""
 
 
 def _summarize(window: Analysis) -> dict[str, Any]:

@@ -105,3 +105,24 @@ def test_ctrl_c_reports_the_steps_so_far(
         return
     found = json.loads(out)["script"]
     assert found["partial"] and [step["name"] for step in found["steps"]] == ["step 1", "step 2"]
+
+
+def test_a_script_that_fails_is_reported_up_to_there(
+    script: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = Path(script).read_text().replace("for step in range(9):", "for step in range(2):")
+    Path(script).write_text(f"{text}torch.load('best.pt')\n")
+    assert main(["run", "--json", script, "512"]) == 2
+    out, err = capsys.readouterr()
+    found = json.loads(out)["script"]
+    assert found["partial"] and [step["name"] for step in found["steps"]] == ["step 1", "step 2"]
+    assert "fxmem: error: train.py failed at train.py:14: FileNotFoundError" in err
+
+
+def test_a_script_that_fails_in_its_first_step_is_not_reported(
+    script: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = Path(script).read_text().replace("    loss.backward()", "    raise ValueError('no')")
+    Path(script).write_text(text)
+    assert main(["run", script, "512"]) == 2
+    assert capsys.readouterr().out == ""
