@@ -116,7 +116,7 @@ def test_a_script_that_fails_is_reported_up_to_there(
     out, err = capsys.readouterr()
     found = json.loads(out)["script"]
     assert found["partial"] and [step["name"] for step in found["steps"]] == ["step 1", "step 2"]
-    assert "fxmem: error: train.py failed at train.py:14: FileNotFoundError" in err
+    assert "fxmem: error: train.py failed at train.py:15: FileNotFoundError" in err
 
 
 def test_a_script_that_fails_in_its_first_step_is_not_reported(
