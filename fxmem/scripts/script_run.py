@@ -118,7 +118,8 @@ class ScriptRun(Result):
     def list_blocks(self, top: int = 10) -> list[Block]:
         """Lists the report on the largest window, a row for each, and the report on the first.
 
-        The first step is left out where its peak is that of the largest, or within 1 % of it.
+        The first step is left out where its peak is that of the largest, or within 1 % of it, and
+        where its batch was chosen.
         """
         largest, first = self.largest, self.steps[0]
         first = first if find_apart(first) is None else largest
@@ -136,6 +137,8 @@ class ScriptRun(Result):
             )
             for read in self.reads
         ]
+        # Steps whose batches were chosen differ by these.
+        is_chosen = ", batch " in first.setup.window
         differs = abs(first.peak_bytes - largest.peak_bytes) > _ALIKE * largest.peak_bytes
         headers = ["recorded", "peak", "reserved", "in"]
         return [
@@ -144,7 +147,7 @@ class ScriptRun(Result):
             *self._list_fragmentation(),
             Table(["values read at", "taken as", ""], reads),
             Paragraph([*self.notes, *[_PARTIAL] * self.partial]),
-            *(first.list_blocks(top) if differs else ()),
+            *(first.list_blocks(top) if differs and not is_chosen else ()),
         ]
 
     def _list_fragmentation(self) -> list[Block]:
