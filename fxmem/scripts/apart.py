@@ -59,11 +59,12 @@ class Apart:
     def begin_model(self, model: nn.Module) -> None:
         """Sees a model begin: a step's, which may have begun with functions, or another's.
 
-        An evaluation may generate, and a generation call several models.
+        An evaluation may generate, call parts that are left in ``train()``, and a generation call
+        several models.
         """
         evaluates = not (torch.is_grad_enabled() or model.training)
         generates = not torch.is_grad_enabled() and _is_generating()
-        if self.phase is Phase.EVALUATION and (evaluates or generates):
+        if self.phase is Phase.EVALUATION and not torch.is_grad_enabled():
             return
         if self.phase is Phase.GENERATION and generates:
             self._calls.append(len(self._recorder.operations))

@@ -1452,3 +1452,28 @@ def test_operators_that_find_rows_find_all_of_them(write: Write) -> None:
     run = fxmem.run(str(script))
     assert any("nms" in operation.name for operation in run.steps[0].graph.operations)
     assert [read.value for read in run.reads] == ["as many as there are elements"]
+
+
+def test_an_evaluation_may_leave_a_part_in_train(write: Write) -> None:
+    script = write(
+        """
+        body, head = nn.Linear(64, 64).cuda(), nn.Linear(64, 8).cuda()
+        optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], 0.1)
+        for epoch in range(2):
+            body.train()
+            head(body(torch.ones(8, 64).cuda())).sum().backward()
+            optimizer.step()
+            body.eval()
+            with torch.no_grad():
+                for _ in range(2):
+                    head(body(torch.ones(4096, 64).cuda()))
+            torch.save(body.state_dict(), "body.pt")
+        """
+    )
+    run = fxmem.run(str(script), steps=2)
+    assert [window.setup.window for window in run.windows][2:] == [
+        "evaluation after step 1", "saving after step 1",
+        "step 2", "evaluation after step 2", "saving after step 2",
+    ]  # fmt: skip
+    assert run.evaluation is not None
+    assert any(n.fqn.startswith("head") for n in run.evaluation.graph.nodes)
