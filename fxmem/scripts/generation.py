@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -20,9 +22,11 @@ from fxmem.loading.inputs import check_model
 from fxmem.loading.target import load_target
 from fxmem.parallelism.process_group import make_mesh
 from fxmem.parallelism.wrapping import copy_model, parallelize_model
+from fxmem.patching import patch
 from fxmem.scripts.launchers import Launcher
 from fxmem.scripts.session import Session
 from fxmem.scripts.windows import EnoughSteps, Windows
+from fxmem.tracing.compiled import patch_when_imported
 from fxmem.training.failures import explain_failure
 from fxmem.training.options import Options, load_choice
 
@@ -138,3 +142,37 @@ def _autocast(options: Options) -> contextlib.AbstractContextManager[Any]:
 
 def _is_logits(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dim() == 3 and value.is_floating_point()
+
+
+def limit_generation(new_tokens: int | None) -> contextlib.AbstractContextManager[None]:
+    """Ends texts after so many new tokens, within; None for where the script ends them.
+
+    Without values no text ends before its limit; a real one seldom comes so far.
+
+    Raises:
+        UsageError: The number is below 1.
+    """
+    if new_tokens is None:
+        return contextlib.nullcontext()
+    if new_tokens < 1:
+        raise UsageError(f"--new must be 1 or more, got {new_tokens}")
+    make = functools.partial(_replace_generate, new_tokens)
+    return patch_when_imported("transformers.generation.utils", make)
+
+
+def _replace_generate(
+    new_tokens: int, module: ModuleType
+) -> contextlib.AbstractContextManager[None]:
+    mixin: Any = vars(module)["GenerationMixin"]
+    run: Any = mixin.generate
+
+    @functools.wraps(run)
+    def generate(model: Any, *args: Any, **kwargs: Any) -> Any:
+        config = kwargs.get("generation_config") or (args[1] if len(args) > 1 else None)
+        config = config or getattr(model, "generation_config", None)
+        limits = (new_tokens, kwargs.get(_NEW_TOKENS), getattr(config, _NEW_TOKENS, None))
+        kwargs[_NEW_TOKENS] = min(limit for limit in limits if limit is not None)
+        kwargs.pop("max_length", None)
+        return run(model, *args, **kwargs)
+
+    return patch({mixin: {"generate": generate}})

@@ -11,8 +11,8 @@ from fxmem.analysis import Analysis
 from fxmem.graph import SourceLocation
 from fxmem.memory.liveness import Peak
 from fxmem.recording.size_hints import SizeHint
+from fxmem.scripts.generation import limit_generation
 from fxmem.scripts.launchers import Launcher
-from fxmem.scripts.lengths import limit_generation
 from fxmem.scripts.script_run import Read, ScriptRun
 from fxmem.scripts.session import Session
 from fxmem.scripts.windows import EnoughSteps, Windows

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from fxmem.errors import FxmemError, TraceError, UsageError
 from fxmem.recording.size_hints import SizeHint
+from fxmem.scripts.generation import limit_generation
 from fxmem.scripts.launchers import Launcher
-from fxmem.scripts.lengths import limit_generation
 from fxmem.scripts.script_run import Progress, ScriptRun
 from fxmem.scripts.session import Session
 from fxmem.scripts.windows import EnoughSteps, Windows
