@@ -58,23 +58,23 @@ class _Run:
         self.failed: int | None = None
         self._blocks: dict[tuple[int | None, int], Block | None] = {}
         self._before, self._has_run = begun, False
-        events, first = list_events(begun)
-        if begun.first_operations:
-            first += begun.first_operations[0].start - len(begun.warmup)
-        self._serve(events[:first])
 
     def run(self, graph: MemoryGraph) -> None:
-        """Runs a step.
+        """Runs a step; the first one after what led to it.
 
         Raises:
             OutOfMemory: The step does not fit.
         """
+        if not self._has_run:
+            events, first = list_events(self._before)
+            if operations := self._before.first_operations:
+                first += operations[0].start - len(self._before.warmup)
+            self._serve(events[:first])
         missing = self._hand_over(self._before, graph)
         if not self._has_run:  # the step makes its gradients, and the states of its optimizer
             late = {each.index for each in missing if each.category is not Category.INPUT}
             self._allocate(each for each in missing if each.index not in late)
-            events = [each for each in build_timeline(graph).events if each.storage not in late]
-            self._serve(events)
+            self._serve(each for each in build_timeline(graph).events if each.storage not in late)
             self._allocate(each for each in missing if each.index in late and each.died is None)
         else:
             self._allocate(missing)

@@ -64,6 +64,8 @@ def test_the_step_that_does_not_fit_is_told() -> None:
     limits: dict[str, Any] = {"capacity_bytes": sizes[100].reserved_bytes + 2**20}
     found, *_ = replay_steps(graphs[0], graphs, AllocatorSettings(), **limits)
     assert found.failed == 3
+    found, *_ = replay_steps(graphs[0], graphs, AllocatorSettings(), capacity_bytes=2**20)
+    assert found.failed == 1  # the model itself
 
 
 def analyze_size(size: int) -> Analysis:
