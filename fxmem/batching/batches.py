@@ -159,7 +159,7 @@ def _count_unfitting(ranked: Sequence[int], known: Sizes, own: Analysis | None) 
     if next(iter(known.analyses.values())).device_run is None:
         return None
     if own is not None:
-        return len(ranked) * (own.fits is False)
+        return len(ranked) * (own.exhaustion is not None)
     first = bisect_left(
         ranked, True, key=lambda size: _find_analysis(known, size).exhaustion is not None
     )

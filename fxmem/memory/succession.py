@@ -17,11 +17,7 @@ from fxmem.memory.allocator.heap import Block, DeviceMemory
 from fxmem.memory.allocator.settings import AllocatorSettings, parse_settings
 from fxmem.memory.timeline import Event, build_timeline
 
-ALTERNATIVES = (
-    "expandable_segments:True",
-    "roundup_power2_divisions:8",
-    "max_split_size_mb:256",
-)
+ALTERNATIVES = ("expandable_segments:True", "roundup_power2_divisions:8")
 """Settings that are tried beside those that a job has."""
 _SAME = 1.01
 

@@ -41,11 +41,10 @@ def test_the_fullest_and_the_settings_are_shown(
     assert [line.split()[0] for line in lines[2:6]] == ["padded", "grouped", "packed", "cut"]
     assert lines[6] == "After 5 of the padded batches:"
     assert lines[7] == "PYTORCH_ALLOC_CONF reserved of them unused"
-    assert [line.split()[0] for line in lines[8:12]] == [
+    assert [line.split()[0] for line in lines[8:11]] == [
         "as",
         "expandable_segments:True",
         "roundup_power2_divisions:8",
-        "max_split_size_mb:256",
     ]
     assert "Of 39 samples, shuffled. The size is dimension 1 of input 0." in out
     assert "Half of the padded batches: up to " in out
