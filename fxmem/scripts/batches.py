@@ -137,20 +137,21 @@ class FullestBatches:
             if batch is not None and batch.number <= len(sizes):
                 alike[describe_structure(step.graph)][sizes[batch.number - 1]] = step
         known = max(alike.values(), key=len, default={})
+        settings = next((step.settings for step in self._windows.steps), None)
+        if settings is None:  # on the host
+            return ()
         if len(known) < 2:
             if len({batch.sizes for batch in self._read}) > 1:
                 self._tell("steps of different sizes run other operators" if sizes else _SEVERAL)
             return ()
         step = next(iter(known.values()))
-        if step.settings is None:
-            return ()
         most = _MOST_OPERATIONS // len(step.graph.operations)
         replayed = sizes[: min(max(most, _LEAST_REPLAYED), _MOST_REPLAYED)]
         graphs = {size: each.graph for size, each in known.items()}
         return replay_steps(
             self._windows.steps[0].graph,
             (interpolate_graph(graphs, size) for size in replayed),
-            step.settings,
+            settings,
             capacity_bytes=None if step.gpu is None else step.gpu.capacity_bytes,
             context_bytes=max(step.context_bytes),
         )

@@ -97,9 +97,9 @@ class RealData:
 
     def _write_nothing(self, write: Callable[..., Any]) -> Callable[..., Any]:
         def write_or_note(flat: Any, *args: Any, **kwargs: Any) -> Any:
-            self._apart.see_saving()
             if flat is not None:
                 return write(flat, *args, **kwargs)
+            self._apart.see_saving()
             self._note_unwritten("safetensors")
             return b""
 
@@ -133,9 +133,9 @@ class RealData:
         self, save: Callable[..., Any], name: str = "torch.save", result: Any = None
     ) -> Callable[..., Any]:
         def save_real(saved: Any, *args: Any, **kwargs: Any) -> Any:
-            self._apart.see_saving()
             if not holds_fakes(saved):
                 return save(saved, *args, **kwargs)
+            self._apart.see_saving()
             self._note_unwritten(name)
             return result
 
