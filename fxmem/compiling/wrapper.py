@@ -119,7 +119,6 @@ def _list_names(device: torch.device) -> dict[str, Any]:
         _DeviceGuard=contextlib.nullcontext,
         set_device=lambda _index: None,
         current_stream=lambda *device: torch.cuda.current_stream(*device),
-        stream=lambda stream: torch.cuda.stream(stream),
     )
     return {
         "torch": _TorchOf(cuda),
