@@ -1291,7 +1291,7 @@ def test_a_script_that_saves_in_the_end_saves_after_its_last_step(write: Write) 
 
 def test_a_script_that_never_saves_is_told(write: Write) -> None:
     trains = "nn.Linear(4, 4).cuda()(torch.ones(4, 4, device='cuda')).sum().backward()"
-    script = write(f"{trains}\ntorch.save({{'step': 1}}, 'step.pt')")  # without a tensor
+    script = write(f"{trains}\ntorch.save({{'step': 1}}, __file__ + '.pt')")  # without a tensor
     assert "The script ended before a save did." in fxmem.run(str(script), until="save").notes
 
 
