@@ -121,7 +121,9 @@ _FUNCTIONS = {
 def __getattr__(name: str) -> Any:
     if name not in _FUNCTIONS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_FUNCTIONS[name]}"), name)
+    module = importlib.import_module(f"{__name__}.{_FUNCTIONS[name]}")
+    found = globals()[name] = getattr(module, name)
+    return found
 
 
 def __dir__() -> list[str]:

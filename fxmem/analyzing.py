@@ -188,10 +188,9 @@ def analyze(
         cause = "generation takes no optimizer and no loss, and is not compiled"
         raise UsageError(cause, hint="leave them out; a script may compile its model")
 
-    def analyze_rank(chosen: Options) -> Analysis:
-        if mode == "generate":
-            return _analyze_generation(model, *inputs, chosen, new_tokens)
-        return _analyze(model, *inputs, loss, optimizer, chosen)
+    analyze_rank = functools.partial(_analyze, model, *inputs, loss, optimizer)
+    if mode == "generate":
+        analyze_rank = functools.partial(_analyze_generation, model, *inputs, new_tokens)
 
     if layout is not None and layout.rank == "worst":
         ranks = (replace(options, layout=each) for each in layout.list_differing())
@@ -203,8 +202,8 @@ def _analyze_generation(
     model: nn.Module | str,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    options: Options,
     new_tokens: int,
+    options: Options,
 ) -> Analysis:
     with isolate_analysis(model, options=options, layout=options.layout):
         found = record_generation(model, args, kwargs, options, new_tokens)
@@ -307,13 +306,11 @@ def describe_setup(
 
 def _note_eager(analysis: Analysis) -> Analysis:
     """Notes the peak of a compiled step in eager mode."""
-    setup = analysis.setup
     try:
         eager = analyze_again(analysis, compilation=None, frontend="record")
     except TraceError:  # flex_attention is for compiled code
         return analysis
-    note = compare_peaks(eager.peak_bytes, analysis.peak_bytes)
-    return replace(analysis, setup=replace(setup, notes=(*setup.notes, note)))
+    return _add_note(analysis, compare_peaks(eager.peak_bytes, analysis.peak_bytes))
 
 
 def _note_other_mode(analysis: Analysis, other: MemoryGraph) -> Analysis:
@@ -321,15 +318,12 @@ def _note_other_mode(analysis: Analysis, other: MemoryGraph) -> Analysis:
     peak_bytes = replace(analysis, graph=other).peak_bytes
     if peak_bytes == analysis.peak_bytes:
         return analysis
-    setup = analysis.setup
     under, keeps = "torch.inference_mode() (inference_mode=True, --inference-mode)", "no"
-    if setup.inference_mode:
+    if analysis.setup.inference_mode:
         under, keeps = "torch.no_grad()", "its"
-    note = (
-        f"Under {under} the peak is {format_bytes(peak_bytes)}: autocast keeps {keeps} casts of "
-        "weights there."
-    )
-    return replace(analysis, setup=replace(setup, notes=(*setup.notes, note)))
+    peak = format_bytes(peak_bytes)
+    note = f"Under {under} the peak is {peak}: autocast keeps {keeps} casts of weights there."
+    return _add_note(analysis, note)
 
 
 def _note_routing(analysis: Analysis, other: MemoryGraph, *, is_worst: bool) -> Analysis:
@@ -338,9 +332,7 @@ def _note_routing(analysis: Analysis, other: MemoryGraph, *, is_worst: bool) -> 
     way = "even over the experts (routing='balanced', --routing balanced)"
     if is_worst:
         way = "all at the same experts (routing='worst', --routing worst)"
-    setup = analysis.setup
-    note = f"With tokens {way} the peak is {peak}."
-    return replace(analysis, setup=replace(setup, notes=(*setup.notes, note)))
+    return _add_note(analysis, f"With tokens {way} the peak is {peak}.")
 
 
 def _choose_worst(analyses: Sequence[Analysis]) -> Analysis:
@@ -352,7 +344,12 @@ def _choose_worst(analyses: Sequence[Analysis]) -> Analysis:
     if least.peak_bytes < worst.peak_bytes:
         rank, peak = least.setup.rank, format_bytes(least.peak_bytes)
         note = f"Of the ranks compared, {rank} has the lowest peak: {peak}."
-    return replace(worst, setup=replace(worst.setup, notes=(*worst.setup.notes, note)))
+    return _add_note(worst, note)
+
+
+def _add_note(analysis: Analysis, note: str) -> Analysis:
+    setup = replace(analysis.setup, notes=(*analysis.setup.notes, note))
+    return replace(analysis, setup=setup)
 
 
 def _describe_layout(layout: Layout | None) -> dict[str, Any]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -107,35 +106,3 @@ def shard_optimizer(make: Callable[[list[nn.Parameter]], Any]) -> Callable[[Any]
         return ZeroRedundancyOptimizer(parameters, optimizer_class=make_part)  # type: ignore
 
     return make_sharded
-
-
-def iterate_unsharded(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the parameters that ``fully_shard`` gathers, with the names of their shards.
-
-    Source: ``FSDPParam`` in ``torch/distributed/fsdp/_fully_shard/_fsdp_param.py``.
-    """
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    modules: Iterator[Any] = model.modules()
-    for module in modules:
-        state: Any = module._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None
-        groups = getattr(state, "_fsdp_param_groups", None) or [
-            getattr(state, "_fsdp_param_group", None)
-        ]
-        for group in groups:
-            for parameter in group.fsdp_params if group is not None else ():
-                for tensor in parameter.all_gather_outputs:
-                    yield names.get(parameter.sharded_param, ""), tensor
-
-
-@contextlib.contextmanager
-def keep_gradients_local(model: Any) -> Iterator[None]:
-    """Keeps the wrappers of a model from reducing gradients within."""
-    if hasattr(model, "no_sync"):  # DistributedDataParallel
-        with model.no_sync():
-            yield
-    elif hasattr(model, "set_requires_gradient_sync"):  # fully_shard, replicate
-        model.set_requires_gradient_sync(False)
-        yield
-        model.set_requires_gradient_sync(True)
-    else:
-        yield

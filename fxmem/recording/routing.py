@@ -3,45 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from fxmem.errors import TraceError, UsageError
-
-Routing: TypeAlias = str | tuple[float, ...]
-"""``"balanced"``, ``"worst"``, or the share of each expert."""
-
-_HINT = "balanced, worst, or a number for each expert, such as 4,2,1,1"
-
-
-def read_routing(routing: str | Sequence[float]) -> Routing:
-    """Reads a routing: a name, or how many tokens each expert gets, in any unit.
-
-    Raises:
-        UsageError: It is neither.
-
-    >>> read_routing("worst"), read_routing("3,1"), read_routing([30, 10])
-    ('worst', (0.75, 0.25), (0.75, 0.25))
-    """
-    if routing in ("balanced", "worst"):
-        return str(routing)
-    try:
-        numbers = routing.split(",") if isinstance(routing, str) else routing
-        counts = [float(number) for number in numbers]
-    except (TypeError, ValueError):
-        raise UsageError(f"unknown routing {routing!r}", hint=_HINT) from None
-    if not counts or min(counts) < 0 or not 0 < sum(counts) < float("inf"):
-        raise UsageError(f"bad routing {routing!r}", hint=_HINT)
-    return tuple(count / sum(counts) for count in counts)
-
-
-def name_routing(routing: Routing) -> str:
-    """Names a routing in a sentence: tokens are taken as ..."""
-    if isinstance(routing, tuple):
-        return "in the shares given"
-    return "even over the experts" if routing == "balanced" else "all to the same"
+from fxmem.errors import TraceError
+from fxmem.recording.size_hints import ROUTINGS, Routing
 
 
 def choose_experts(choices: int, width: int, experts: int, routing: Routing) -> Tensor:
@@ -55,7 +22,7 @@ def choose_experts(choices: int, width: int, experts: int, routing: Routing) -> 
         return (first if routing == "balanced" else first % width) % experts
     if len(routing) != experts:
         raise TraceError(
-            f"the routing has {len(routing)} shares, and the model {experts} experts", hint=_HINT
+            f"the routing has {len(routing)} shares, and the model {experts} experts", hint=ROUTINGS
         )
     tokens = choices // width
     quotas = _share_out(choices, tokens, routing)

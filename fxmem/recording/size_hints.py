@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import TypeAlias
@@ -21,12 +21,17 @@ from fxmem.errors import UsageError
 from fxmem.fakes.stand_ins import stand_in
 from fxmem.fakes.values import find_partly_known
 from fxmem.kernels.registry import ANY
-from fxmem.recording.routing import Routing
 from fxmem.source import find_source, iterate_user_frames
 from fxmem.versions.operators import aten
 
 SizeHint: TypeAlias = int | Mapping[str, int] | None
 """A size for all lines; or sizes by ``FILE:LINE``, where ``""`` stands for all others."""
+
+
+Routing: TypeAlias = str | tuple[float, ...]
+"""``"balanced"``, ``"worst"``, or the share of each expert."""
+
+ROUTINGS = "balanced, worst, or a number for each expert, such as 4,2,1,1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,34 @@ def read_size_hint(hint: SizeHint) -> SizeHints:
             )
     lines = tuple((line, size) for line, size in sizes.items() if line)
     return SizeHints(sizes.get(""), lines)
+
+
+def read_routing(routing: str | Sequence[float]) -> Routing:
+    """Reads a routing: a name, or how many tokens each expert gets, in any unit.
+
+    Raises:
+        UsageError: It is neither.
+
+    >>> read_routing("worst"), read_routing("3,1"), read_routing([30, 10])
+    ('worst', (0.75, 0.25), (0.75, 0.25))
+    """
+    if routing in ("balanced", "worst"):
+        return str(routing)
+    try:
+        numbers = routing.split(",") if isinstance(routing, str) else routing
+        counts = [float(number) for number in numbers]
+    except (TypeError, ValueError):
+        raise UsageError(f"unknown routing {routing!r}", hint=ROUTINGS) from None
+    if not counts or min(counts) < 0 or not 0 < sum(counts) < float("inf"):
+        raise UsageError(f"bad routing {routing!r}", hint=ROUTINGS)
+    return tuple(count / sum(counts) for count in counts)
+
+
+def name_routing(routing: Routing) -> str:
+    """Names a routing in a sentence: tokens are taken as ..."""
+    if isinstance(routing, tuple):
+        return "in the shares given"
+    return "even over the experts" if routing == "balanced" else "all to the same"
 
 
 # -- counts ----------------------------------------------------------------------------------------

@@ -26,7 +26,6 @@ from fxmem.fakes.devices import spell_device
 from fxmem.fakes.fake_mode import find_inner, find_kind
 from fxmem.fakes.stand_ins import stand_in
 from fxmem.graph import Category
-from fxmem.parallelism.wrapping import iterate_unsharded
 from fxmem.scripts.repeats.carried import list_carried, list_slots
 from fxmem.scripts.repeats.left_out import LeftOutCalls
 from fxmem.scripts.repeats.micro_batches import MicroBatches
@@ -38,6 +37,7 @@ from fxmem.tracing.compiled import read_fqn
 from fxmem.tracing.modules import is_leaf
 from fxmem.tracing.nodes import Call, NodeLog
 from fxmem.tracing.tracer import Tracer
+from fxmem.training.residents import iterate_unsharded
 
 _TO_VALUES: dict[Any, Callable[..., Any]] = {
     Tensor.numpy: lambda real, *args, **kwargs: real.numpy(*args, **kwargs),

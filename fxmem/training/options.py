@@ -23,8 +23,7 @@ from fxmem.loading.target import load_function
 from fxmem.memory.allocator.settings import AllocatorSettings, parse_settings
 from fxmem.parallelism.layout import Layout
 from fxmem.plugins import load_plugins
-from fxmem.recording.routing import read_routing
-from fxmem.recording.size_hints import SizeHint, SizeHints, read_size_hint
+from fxmem.recording.size_hints import SizeHint, SizeHints, read_routing, read_size_hint
 from fxmem.setup import PLAIN, Loop
 from fxmem.specs import parse_dtype, strip_torch
 from fxmem.training.loops import SIDE_STREAMS, LoopFunction, plain

@@ -11,7 +11,6 @@ from torch import nn
 from fxmem.fakes.containers import iterate_tensors
 from fxmem.fakes.reach import find_grad, iterate_reached
 from fxmem.graph import Category
-from fxmem.parallelism.wrapping import iterate_unsharded
 from fxmem.recording.recorder import Recorder
 
 NamedInputs = Iterable[tuple[str, Any]]
@@ -64,6 +63,24 @@ def label_residents(
         if isinstance(value, torch.Tensor):
             label(find_grad(value), Category.GRADIENT, f"{name}.grad")
             label(value, Category.BUFFER, name)
+
+
+def iterate_unsharded(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the parameters that ``fully_shard`` gathers, with the names of their shards.
+
+    Source: ``FSDPParam`` in ``torch/distributed/fsdp/_fully_shard/_fsdp_param.py``.
+    """
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    modules: Iterator[Any] = model.modules()
+    for module in modules:
+        state: Any = module._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None
+        groups = getattr(state, "_fsdp_param_groups", None) or [
+            getattr(state, "_fsdp_param_group", None)
+        ]
+        for group in groups:
+            for parameter in group.fsdp_params if group is not None else ():
+                for tensor in parameter.all_gather_outputs:
+                    yield names.get(parameter.sharded_param, ""), tensor
 
 
 def label_states(recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

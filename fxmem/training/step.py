@@ -16,8 +16,7 @@ from fxmem.graph import MemoryGraph
 from fxmem.kernels.registry import Backend
 from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.recorder import Recorder
-from fxmem.recording.routing import name_routing
-from fxmem.recording.size_hints import SizeHints, assume_counts
+from fxmem.recording.size_hints import SizeHints, assume_counts, name_routing
 from fxmem.tracing.tracer import Tracer
 from fxmem.training.isolation import imitate_target, watch_random_state
 from fxmem.training.losses import NoGradientError

@@ -25,7 +25,6 @@ from fxmem.graph import Category, Phase
 from fxmem.kernels.registry import Backend
 from fxmem.parallelism.collectives import has_reducers
 from fxmem.parallelism.layout import Mesh
-from fxmem.parallelism.wrapping import keep_gradients_local
 from fxmem.recording.autograd import watch_engine
 from fxmem.recording.recorder import Recorder
 from fxmem.recording.saves import watch_saved
@@ -170,12 +169,19 @@ class Training:
         """Makes the context in which inference runs."""
         return torch.inference_mode() if self._step.inference_mode else torch.no_grad()
 
-    def no_sync(
-        self, batch: Batch, *, reduce_each: bool = False
-    ) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def no_sync(self, batch: Batch, *, reduce_each: bool = False) -> Iterator[None]:
         """Makes a context in which ranks reduce no gradients but those of the last micro-batch."""
-        is_local = not (batch.is_last or reduce_each)
-        return keep_gradients_local(self.model if is_local else None)
+        model: Any = None if batch.is_last or reduce_each else self.model
+        if hasattr(model, "no_sync"):  # DistributedDataParallel
+            with model.no_sync():
+                yield
+        elif hasattr(model, "set_requires_gradient_sync"):  # fully_shard, replicate
+            model.set_requires_gradient_sync(False)
+            yield
+            model.set_requires_gradient_sync(True)
+        else:
+            yield
 
     def hold(self, name: str, value: _T) -> _T:
         """Names a value that the loop holds, and returns it."""

@@ -10,6 +10,7 @@ from benchmarks.structure import (
     MOST_FILES,
     MOST_LINES,
     count_calls,
+    count_calls_of_analysis,
     count_lines,
     find_crowded_folders,
     find_long_functions,
@@ -18,6 +19,12 @@ from benchmarks.structure import (
 
 def test_no_folder_is_crowded_and_no_function_is_long() -> None:
     assert find_crowded_folders() == find_long_functions() == {}
+
+
+def test_an_analysis_is_followed_through_few_files_and_frames() -> None:
+    calls = count_calls_of_analysis()
+    assert calls.files <= 70
+    assert calls.frames <= 25
 
 
 def test_long_functions_and_crowded_folders_are_found(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from torch.profiler import record_function
 
 import fxmem
-from fxmem.recording.routing import choose_experts, read_routing
+from fxmem.recording.routing import choose_experts
+from fxmem.recording.size_hints import read_routing
 from fxmem.units import format_bytes
 
 WIDTH, EXPERTS, CHOICES, TOKENS = 16, 8, 2, 4096
