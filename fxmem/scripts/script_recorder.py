@@ -8,7 +8,7 @@ the CPU as the target, where it makes them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from fxmem.fakes.fake_mode import find_inner
 from fxmem.fakes.values import find_known, remember_constant
 from fxmem.graph import Category, Effect, Phase
 from fxmem.kernels.registry import Backend
@@ -153,6 +154,17 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
                     return self.record(call)
             finally:
                 self.runner.hints = hints
+
+    def name_kept(self, held: Iterable[tuple[str, Tensor]]) -> None:
+        """Names the tensors of steps before that nothing names, of those that are held by name."""
+        if not any(storage.name == KEPT for storage in self.ledger.storages):
+            return
+        for name, tensor in held:
+            index = self.ledger.find(find_inner(tensor))
+            if index != NO_STORAGE and self.ledger.storages[index].name == KEPT:
+                is_parameter = isinstance(tensor, nn.Parameter)
+                category = Category.PARAMETER if is_parameter else Category.BUFFER
+                self.set_category(tensor, category, name)
 
     def _makes_fake(self, func: Any, tensors: list[Tensor], kwargs: dict[str, Any]) -> bool:
         """Returns whether an operator of no fake tensor makes one, as factories and moves do."""

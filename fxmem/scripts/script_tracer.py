@@ -11,8 +11,10 @@ import functools
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from itertools import islice
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ from torch.utils._pytree import tree_map_only
 from fxmem.fakes.containers import iterate_tensors
 from fxmem.fakes.devices import spell_device
 from fxmem.fakes.fake_mode import find_inner, find_kind
+from fxmem.fakes.reach import LEAVES
 from fxmem.fakes.stand_ins import stand_in
 from fxmem.graph import Category
 from fxmem.scripts.repeats.carried import list_carried, list_slots
@@ -51,6 +54,8 @@ _MOVES = (Tensor.to, Tensor.cuda)
 _set_data: Any = Tensor.data.__set__  # type: ignore[attr-defined]
 _NAMING: tuple[Any, ...] = (torch.device, torch._C._nn._parse_to)
 _COPIES = (torch.tensor, torch.as_tensor)
+_MOST_OBJECTS = 10_000
+_MOST_ELEMENTS = 1000
 
 
 class ScriptTracer(Tracer):
@@ -271,6 +276,12 @@ class ScriptTracer(Tracer):
                     self._recorder.set_category(buffer, Category.BUFFER, f"{root}.{name}")
         return names
 
+    def name_kept(self) -> None:
+        """Names what the script's variables hold and nothing else names: averages of weights."""
+        scopes = _list_variables()
+        with torch._C.DisableTorchFunction():
+            self._recorder.name_kept(held for scope in scopes for held in _iterate_held(scope))
+
     def name_owners(self, parameters: AbstractSet[int]) -> dict[int, str]:
         """Names modules that have parameters with these ids, and that compiled code alone calls.
 
@@ -310,6 +321,26 @@ def _list_variables() -> list[Mapping[str, Any]]:
     owner = variables.pop("self", None)
     attributes = {**getattr(owner, "__dict__", {}), **getattr(owner, "_modules", {})}
     return [variables, frame.f_globals, attributes]
+
+
+def _iterate_held(scope: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Yields the tensors that variables hold, by attributes, indices and keys, nearest first."""
+    queue, seen = deque(scope.items()), set[int]()
+    while queue and len(seen) < _MOST_OBJECTS:
+        name, value = queue.popleft()
+        if isinstance(value, LEAVES) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, Tensor):
+            yield name, value
+        elif isinstance(value, nn.Module):
+            for fqn, tensor in (*value.named_parameters(), *value.named_buffers()):
+                yield f"{name}.{fqn}", tensor
+        elif not callable(value):
+            is_list = type(value) in (list, tuple)
+            owner = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+            items = enumerate(value) if is_list else owner.items()
+            queue.extend((f"{name}.{key}", held) for key, held in islice(items, _MOST_ELEMENTS))
 
 
 def _copy_deep(tensor: Tensor, memo: dict[int, Any]) -> Tensor:

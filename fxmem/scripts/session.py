@@ -316,6 +316,7 @@ class Session:
         self._recorder.begin_step()
 
     def _label_state(self) -> None:
+        self._tracer.name_kept()
         names, optimizers = self._tracer.label_modules(), self._list_optimizers()
         groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
         unnamed = {id(parameter) for group in groups for parameter in group} - names.keys()

@@ -26,6 +26,7 @@ from benchmarks.allocator_trace import check
 from benchmarks.scripts import measure_script, predict_script
 from fxmem import Category, FxmemError, Phase, ScriptRun, TraceError, UsageError
 from fxmem.gpus import CONTEXT_BYTES
+from fxmem.graph import RESIDENT
 from fxmem.scripts.batches import FullestBatches
 from fxmem.scripts.windows import Windows
 from fxmem.units import format_bytes
@@ -497,6 +498,31 @@ def test_modules_have_the_names_of_the_script(write: Write) -> None:
     """)
     names = [node.name for node in fxmem.run(str(script)).largest.nodes]
     assert {"net.module.0", "net.module.4", "critic", "sum"} <= set(names)
+
+
+def test_averages_of_weights_have_the_names_of_the_script(write: Write) -> None:
+    # As timm's ModelEmaV3, ultralytics' ModelEMA and diffusers' EMAModel keep them.
+    script = write("""
+        import copy
+        from types import SimpleNamespace
+        net = nn.Linear(3, 5).cuda()
+        average = SimpleNamespace(ema=copy.deepcopy(net), data=[0] * 100_000)
+        shadow = {"weights": [each.detach().clone() for each in net.parameters()]}
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for _ in range(2):
+            net(torch.ones(2, 3, device="cuda")).sum().backward()
+            optimizer.step()
+            for kept, each in zip(shadow["weights"], net.parameters()):
+                kept.lerp_(each.detach(), 0.1)
+    """)
+    found = fxmem.run(str(script)).steps[-1].graph.storages
+    named = {(each.name, each.category) for each in found if each.born == RESIDENT}
+    assert named >= {
+        ("average.ema.weight", Category.PARAMETER),
+        ("average.ema.bias", Category.PARAMETER),
+        ("shadow.weights.0", Category.BUFFER),
+        ("shadow.weights.1", Category.BUFFER),
+    }
 
 
 COMPILED = """
