@@ -30,6 +30,7 @@ from fxmem.memory.succession import Fragmentation, replay_steps
 
 _REPLAYED = 200
 _CUT = 0.99  # share of the samples that are not cut
+_ALIGNED = 8  # elements: 16 bytes of half precision
 
 
 @read_files_once()
@@ -57,8 +58,8 @@ def batches(
         sizes: The size of each sample; or a mapping of sizes to how many samples have them; or a
             range such as ``"64-2048"``; or the path of a JSON file with one of the former two.
         axis: The dimension that is padded, as for :func:`fxmem.max_batch`.
-        cap: The size to which samples are cut in one of the ways. None for the one that 99 % of
-            them do not exceed.
+        cap: The size to which samples are cut in one of the ways, or in all where the model takes
+            no longer ones. None for the size that 99 % of them do not exceed.
         multiple_of: Batches are padded to a multiple of this number.
         replay: How many of the padded batches the allocator replays.
         options: Other arguments of :func:`fxmem.analyze`: ``optimizer``, ``gpu``, ...
@@ -81,8 +82,8 @@ def batches(
     if 0 in {dim for dims in found.dims.values() for dim in dims}:
         raise UsageError("dimension 0 is the batch", hint="--axis 1, or 2,3 for images")
     dims = max(len(each) for each in found.dims.values())
-    cap = cap or sorted(samples)[math.ceil(_CUT * len(samples)) - 1]
-    ways = list_batchings(samples, rows.size, cap=cap, unit=multiple_of, dims=dims)
+    cut = cap or sorted(samples)[math.ceil(_CUT * len(samples)) - 1]
+    ways = list_batchings(samples, rows.size, cap=cut, unit=multiple_of, dims=dims)
 
     def analyze_size(size: int, count: int = rows.size) -> Analysis:
         inputs = resize_inputs(args, kwargs, found, size)
@@ -93,12 +94,18 @@ def batches(
         except TraceError as error:
             raise TraceError(
                 f"at size {size}: {error.cause}",
-                hint="where the model refuses the size, give --multiple-of, or cut the sizes",
+                hint="where the model refuses the size, give --multiple-of or --cap",
             ) from error
 
-    known = Sizes(analyze_size, ways[0].sizes[0], 1, True)
+    known, notes = Sizes(analyze_size, ways[0].sizes[0], 1, True), []
+    try:
+        known.analyze(max(ways[0].sizes))
+    except TraceError as error:
+        if cap is None or ways[-1].name != "capped":
+            raise
+        ways, notes = ways[-1:], [f"All samples are cut at {cut:,}: {error.cause}."]
     alike = [way for way in ways if way.name != "packed"]
-    shown = {size for way in alike for size in _list_quantiles(sorted(way.sizes))}
+    shown = {size for way in alike for size in _list_shown(sorted(way.sizes))}
     for size in sorted({*shown, min(min(way.sizes) for way in alike)}):
         known.analyze(size)
     packed = {
@@ -106,9 +113,10 @@ def batches(
         for way in ways
         if way.name == "packed" and way.rows != rows.size
     }
-    first = known.analyses[max(ways[0].sizes)]
+    padded = [known.analyses[size] for size in _list_shown(sorted(ways[0].sizes))]
+    first = max(padded, key=lambda analysis: analysis.peak_bytes)
     return Batches(
-        first.setup,
+        replace(first.setup, notes=(*first.setup.notes, *notes)),
         found.label,
         len(samples),
         tuple(_measure(way, known, packed.get(way.rows)) for way in ways),
@@ -122,6 +130,15 @@ def _list_quantiles(ranked: Sequence[int]) -> tuple[int, ...]:
     return tuple(ranked[int(share * (len(ranked) - 1))] for share in SHARES)
 
 
+def _list_shown(ranked: Sequence[int]) -> tuple[int, ...]:
+    """Lists the sizes that matter: quantiles, and a size below the largest that is not aligned.
+
+    Kernels copy what they cannot read in vectors: 127 tokens may take more than 128.
+    """
+    unaligned = (size for size in reversed(ranked) if size % _ALIGNED)
+    return tuple(sorted({*_list_quantiles(ranked), next(unaligned, ranked[-1])}))
+
+
 def _find_analysis(known: Sizes, size: int) -> Analysis:
     """Finds the analysis of a size, or computes it; where others are not alike, makes it."""
     return known.analyses.get(size) or known.interpolate(size) or known.analyze(size)
@@ -131,15 +148,16 @@ def _measure(way: Batching, known: Sizes, own: Analysis | None) -> BatchingMemor
     """Measures the steps of a way of making batches; its own analysis is of all of its steps."""
     ranked = sorted(way.sizes)
     quantiles = _list_quantiles(ranked)
-    analyses = {size: own or _find_analysis(known, size) for size in quantiles}
+    peaks = {size: (own or _find_analysis(known, size)).peak_bytes for size in _list_shown(ranked)}
+    fullest = max(peaks, key=lambda size: (peaks[size], size))
     flops = sum(
         count * _count_flops(known, size) for size, count in Counter(way.sizes).items() if not own
     )
     return BatchingMemory(
         way,
-        way.sizes.index(ranked[-1]) + 1,
+        way.sizes.index(fullest) + 1,
         quantiles,
-        tuple(analyses[size].peak_bytes for size in quantiles),
+        tuple(max(peaks[each] for each in peaks if each <= size) for size in quantiles),
         flops + (len(ranked) * (own.forward_flops + own.backward_flops) if own else 0),
         _count_unfitting(ranked, known, own),
     )

@@ -32,7 +32,7 @@ class BatchingMemory:
         batching: The way.
         fullest: The number of the fullest batch.
         quantile_sizes: The sizes of batches that the shares :data:`SHARES` do not exceed.
-        quantile_bytes: The peaks of their steps.
+        quantile_bytes: The highest peaks of steps up to these sizes.
         flops: Of all steps of an epoch.
         unfitting: How many steps do not fit the GPU; None without one.
     """
@@ -43,6 +43,16 @@ class BatchingMemory:
     quantile_bytes: tuple[int, ...]
     flops: int
     unfitting: int | None
+
+    @property
+    def label(self) -> str:
+        """Names the way."""
+        return {
+            "padded": "padded to the longest",
+            "grouped": "grouped by size",
+            "packed": "packed",
+            "capped": f"cut at {self.quantile_sizes[-1]:,}",
+        }[self.batching.name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +132,8 @@ def _describe(memory: BatchingMemory) -> dict[str, Any]:
 
 def _write_row(memory: BatchingMemory, padded: BatchingMemory) -> Sequence[Cell]:
     batching = memory.batching
-    names = {
-        "padded": "padded to the longest",
-        "grouped": "grouped by size",
-        "packed": "packed",
-        "capped": f"cut at {memory.quantile_sizes[-1]:,}",
-    }
     return (
-        names[batching.name],
+        memory.label,
         batching.rows,
         len(batching.sizes),
         memory.quantile_sizes[-1],

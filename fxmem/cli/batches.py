@@ -71,5 +71,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     if not unfitting:
         return 0
     count = len(found.batchings[0].batching.sizes)
-    write_line(f"fxmem: {unfitting:,} of {count:,} batches do not fit {found.setup.gpu}")
+    best = min(found.batchings, key=lambda way: way.unfitting or 0)
+    others = f"; {best.label}: {best.unfitting:,}" if best is not found.batchings[0] else ""
+    write_line(f"fxmem: {unfitting:,} of {count:,} batches do not fit {found.setup.gpu}{others}")
     return EXIT_FINDING

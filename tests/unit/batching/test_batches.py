@@ -57,6 +57,19 @@ def test_every_way_has_the_peaks_of_its_batches() -> None:
     assert found.analyses <= 9
 
 
+def test_the_fullest_batch_may_be_shorter_than_others() -> None:
+    target = "examples/gpt.py:GPT"
+    long, longest = (
+        fxmem.analyze(target, f"8x{size}:int64", optimizer="adamw").peak_bytes
+        for size in (127, 128)
+    )
+    options: dict[str, Any] = {"optimizer": "adamw", "replay": 1}
+    found = fxmem.batches(target, "8x128:int64", sizes={127: 8, 128: 8}, **options)
+    padded = found.batchings[1]
+    assert padded.batching.sizes[padded.fullest - 1] == 127
+    assert padded.quantile_bytes[-1] == long > longest
+
+
 def test_batches_that_do_not_fit_are_counted() -> None:
     reserve = find_gpu("t4").capacity_bytes - 640 * 2**20
     sizes = [100, 200, 1400, 1500, 150, 1600, 120, 110]
@@ -83,11 +96,17 @@ class Halving(nn.Module):
 
 
 def test_sizes_that_the_model_refuses_are_told() -> None:
-    with pytest.raises(fxmem.TraceError, match=r"at size 9: .*--multiple-of, or cut the sizes"):
+    with pytest.raises(fxmem.TraceError, match=r"at size 9: .*give --multiple-of or --cap"):
         fxmem.batches(Halving(), "1x3x16x16", sizes=[8, 9], axis="2,3", device="cpu")
     options: dict[str, Any] = {"axis": "2,3", "device": "cpu", "multiple_of": 2}
     found = fxmem.batches(Halving(), "1x3x16x16", sizes=[8, 9], **options)
     assert found.batchings[0].batching.padding == 1 - (8 * 8 + 9 * 9) / (8 * 8 + 10 * 10)
+    options = {"axis": "2,3", "device": "cpu", "cap": 8}
+    cut = fxmem.batches(Halving(), "1x3x16x16", sizes=[8, 9], **options)
+    assert [(each.batching.name, each.batching.sizes) for each in cut.batchings] == [
+        ("capped", (8, 8))
+    ]
+    assert cut.setup.notes[-1].startswith("All samples are cut at 8: at size 9: ")
 
 
 def test_odd_sides_of_images_have_the_peaks_that_analyses_have() -> None:
