@@ -12,7 +12,6 @@ from fxmem.graph import SourceLocation
 if TYPE_CHECKING:
     from fxmem.analysis import Analysis
 
-_LEAST_BYTES = 1 << 20
 _LEAST_SHARE = 0.005
 
 
@@ -75,14 +74,14 @@ def find_findings(analysis: Analysis) -> tuple[Finding, ...]:
 
 
 def choose_findings(found: Iterable[Finding], peak_bytes: int) -> tuple[Finding, ...]:
-    """Chooses the findings that save 1 MiB or 0.5 % of the peak, whichever is less; most first.
+    """Chooses the findings that save 0.5 % of the peak or more; most first.
 
     >>> a, b = Finding("FX301", "", "", 996, 4, ""), Finding("FX302", "", "", 995, 5, "")
     >>> [finding.code for finding in choose_findings([a, b], 1000)]
     ['FX302']
     """
-    least = min(_LEAST_BYTES, _LEAST_SHARE * peak_bytes)
-    worth = [finding for finding in found if finding.saving_bytes >= max(least, 1)]
+    least = max(_LEAST_SHARE * peak_bytes, 1)
+    worth = [finding for finding in found if finding.saving_bytes >= least]
     return tuple(sorted(worth, key=lambda finding: -finding.saving_bytes))
 
 
