@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from training_scripts import MODEL, Write
+from sample_nets.scripts import MODEL, Write
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
-from training_scripts import Write
+from sample_nets.scripts import Write
 
 import fxmem
 from fxmem import Category, Phase, UsageError

@@ -6,8 +6,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from sample_nets.scripts import Write
 from torch import nn
-from training_scripts import Write
 
 import fxmem
 from fxmem import UsageError

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from sample_nets.scripts import Write
 from torch.utils.data import DataLoader
-from training_scripts import Write
 
 import fxmem
 from fxmem import TraceError

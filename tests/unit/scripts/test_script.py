@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from sample_nets.scripts import MODEL, Write
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
-from training_scripts import MODEL, Write
 
 import fxmem
 from benchmarks.scripts import measure_script, predict_script

@@ -13,8 +13,8 @@ import pytest
 import torch
 from measuring.snapshots import replay_forwards
 from running import Call
+from sample_nets.scripts import Write
 from torch import nn
-from training_scripts import Write
 
 import fxmem
 from benchmarks.allocator_trace import check
