@@ -30,7 +30,7 @@ from fxmem.memory.succession import Fragmentation, replay_steps
 
 _REPLAYED = 200
 _CUT = 0.99  # share of the samples that are not cut
-_ALIGNED = 8  # elements: 16 bytes of half precision
+_CLOSE = 16  # sizes up to the longest, of which each may be the fullest
 
 
 @read_files_once()
@@ -105,16 +105,17 @@ def batches(
             raise
         ways, notes = ways[-1:], [f"All samples are cut at {cut:,}: {error.cause}."]
     alike = [way for way in ways if way.name != "packed"]
-    shown = {size for way in alike for size in _list_shown(sorted(way.sizes))}
-    for size in sorted({*shown, min(min(way.sizes) for way in alike)}):
+    shown = {size for way in alike for size in _list_quantiles(sorted(way.sizes))}
+    for size in sorted({*shown, min(min(way.sizes) for way in alike)} - known.analyses.keys()):
+        known.analyze(size)
+    for size in {_find_fullest(known, way.sizes) for way in alike} - known.analyses.keys():
         known.analyze(size)
     packed = {
         way.rows: analyze_size(way.sizes[0], way.rows)
         for way in ways
         if way.name == "packed" and way.rows != rows.size
     }
-    padded = [known.analyses[size] for size in _list_shown(sorted(ways[0].sizes))]
-    first = max(padded, key=lambda analysis: analysis.peak_bytes)
+    first = known.analyses[_find_fullest(known, ways[0].sizes)]
     return Batches(
         replace(first.setup, notes=(*first.setup.notes, *notes)),
         found.label,
@@ -130,13 +131,14 @@ def _list_quantiles(ranked: Sequence[int]) -> tuple[int, ...]:
     return tuple(ranked[int(share * (len(ranked) - 1))] for share in SHARES)
 
 
-def _list_shown(ranked: Sequence[int]) -> tuple[int, ...]:
-    """Lists the sizes that matter: quantiles, and a size below the largest that is not aligned.
+def _find_fullest(known: Sizes, sizes: Sequence[int]) -> int:
+    """Finds the size whose step takes the most.
 
-    Such a size may take more: 127 tokens of ``examples/gpt.py`` do than 128.
+    The allocator's blocks lie otherwise with each size, so one below the longest may take more.
     """
-    unaligned = (size for size in reversed(ranked) if size % _ALIGNED)
-    return tuple(sorted({*_list_quantiles(ranked), next(unaligned, ranked[-1])}))
+    close = sorted({*sizes})[-_CLOSE:]
+    found = {size: known.analyses.get(size) or known.interpolate(size) for size in close}
+    return max((each.peak_bytes, size) for size, each in found.items() if each is not None)[1]
 
 
 def _find_analysis(known: Sizes, size: int) -> Analysis:
@@ -148,7 +150,8 @@ def _measure(way: Batching, known: Sizes, own: Analysis | None) -> BatchingMemor
     """Measures the steps of a way of making batches; its own analysis is of all of its steps."""
     ranked = sorted(way.sizes)
     quantiles = _list_quantiles(ranked)
-    peaks = {size: (own or _find_analysis(known, size)).peak_bytes for size in _list_shown(ranked)}
+    analyses = {size: own or known.analyses.get(size) for size in {*ranked}}
+    peaks = {size: each.peak_bytes for size, each in analyses.items() if each is not None}
     fullest = max(peaks, key=lambda size: (peaks[size], size))
     flops = sum(
         count * _count_flops(known, size) for size, count in Counter(way.sizes).items() if not own

@@ -338,9 +338,12 @@ def _iterate_held(scope: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
                 yield f"{name}.{fqn}", tensor
         elif not callable(value):
             is_list = type(value) in (list, tuple)
-            owner = value if isinstance(value, dict) else getattr(value, "__dict__", {})
-            items = enumerate(value) if is_list else owner.items()
-            queue.extend((f"{name}.{key}", held) for key, held in islice(items, _MOST_ELEMENTS))
+            owner = value if isinstance(value, dict) else getattr(value, "__dict__", None)
+            # Past what a subclass does: transformers' maps of models load what they are asked for.
+            items = dict.items(owner) if isinstance(owner, dict) else ()
+            for key, held in islice(enumerate(value) if is_list else items, _MOST_ELEMENTS):
+                if isinstance(key, (str, int)):  # an optimizer's states have parameters for keys
+                    queue.append((f"{name}.{key}", held))
 
 
 def _copy_deep(tensor: Tensor, memo: dict[int, Any]) -> Tensor:

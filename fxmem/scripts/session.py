@@ -316,7 +316,6 @@ class Session:
         self._recorder.begin_step()
 
     def _label_state(self) -> None:
-        self._tracer.name_kept()
         names, optimizers = self._tracer.label_modules(), self._list_optimizers()
         groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
         unnamed = {id(parameter) for group in groups for parameter in group} - names.keys()
@@ -332,6 +331,7 @@ class Session:
                 for key, value in state.items() if isinstance(state, dict) else ():
                     name = f"{names.get(id(owner), '')}.{key}".strip(".")
                     self._recorder.label(value, Category.OPTIMIZER_STATE, name)
+        self._tracer.name_kept()
 
     def _list_optimizers(self) -> list[Optimizer]:
         return [o for o in (ref() for ref in self._optimizers) if o is not None]

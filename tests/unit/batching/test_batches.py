@@ -58,16 +58,18 @@ def test_every_way_has_the_peaks_of_its_batches() -> None:
 
 
 def test_the_fullest_batch_may_be_shorter_than_others() -> None:
-    target = "examples/gpt.py:GPT"
-    long, longest = (
-        fxmem.analyze(target, f"8x{size}:int64", optimizer="adamw").peak_bytes
-        for size in (127, 128)
-    )
+    target, sizes = "examples/gpt.py:GPT", (64, 124, 125, 126, 127, 128)
+    peaks = {
+        size: fxmem.analyze(target, f"8x{size}:int64", optimizer="adamw").peak_bytes
+        for size in sizes
+    }
     options: dict[str, Any] = {"optimizer": "adamw", "replay": 1}
-    found = fxmem.batches(target, "8x128:int64", sizes={127: 8, 128: 8}, **options)
-    padded = found.batchings[1]
-    assert padded.batching.sizes[padded.fullest - 1] == 127
-    assert padded.quantile_bytes[-1] == long > longest
+    options["sizes"] = dict.fromkeys(sizes, 8)
+    grouped = fxmem.batches(target, "8x128:int64", **options).batchings[1]
+    assert sorted(grouped.batching.sizes) == list(sizes)
+    fullest = grouped.batching.sizes[grouped.fullest - 1]
+    assert fullest == max(peaks, key=peaks.__getitem__) < 128
+    assert grouped.quantile_bytes[-1] == peaks[fullest]
 
 
 def test_batches_that_do_not_fit_are_counted() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import Any
 from benchmarks.structure import (
     MOST_FILES,
     MOST_LINES,
-    Calls,
     count_calls,
     count_lines,
     find_crowded_folders,
@@ -25,11 +25,11 @@ def test_no_folder_is_crowded_and_no_function_is_long() -> None:
 
 def test_an_analysis_is_followed_through_few_files_and_frames() -> None:
     # In a process of its own: other tests leave imports and registered kernels behind.
-    code = "from benchmarks.structure import *; print(count_calls_of_analysis())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    calls = eval(done.stdout, {"Calls": Calls})
-    assert calls.files <= 70
-    assert calls.frames <= 25
+    command = [sys.executable, "-m", "benchmarks.structure", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    calls = json.loads(done.stdout)["calls"]
+    assert calls["files"] <= 70
+    assert calls["frames"] <= 25
 
 
 def test_long_functions_and_crowded_folders_are_found(tmp_path: Path) -> None:

@@ -57,7 +57,8 @@ def test_batches_that_do_not_fit_exit_with_1(
     assert main([*step, "--gpu", "t4", "--reserve", "13.9GiB", "--json"]) == 1
     out, err = capsys.readouterr()
     found = json.loads(out)
-    padded = found["batchings"][0]
+    padded, best = found["batchings"][0], min(found["batchings"], key=lambda b: b["unfitting"])
+    assert (best["name"], best["unfitting"]) == ("packed", 0)
     assert err == f"fxmem: {padded['unfitting']} of 9 batches do not fit Tesla T4; packed: 0\n"
     assert [each["share"] for each in padded["quantiles"]] == [0.5, 0.9, 0.99, 1.0]
     assert found["fragmentation"][0]["alloc_conf"] == ""
