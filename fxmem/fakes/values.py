@@ -33,8 +33,8 @@ MAX_ELEMENTS = 1 << 16
 _MOST_WHOLE = 1 << 20
 """The same of integers and truth values, such as the mask of many long texts."""
 
-DRAW, ROUTING = "draw", "routing"
-"""Values that are assumed: a random number, and the experts that tokens are sent to."""
+DRAW, ROUTING, STAND_IN = "draw", "routing", "stand-in"
+"""Values that are assumed: a random number, the experts that tokens are sent to, and a number."""
 _MOST_ROUTED = 1 << 25
 """Larger masks of experts get no value."""
 _VALUE = "_fxmem_value"
@@ -57,7 +57,7 @@ class Value:
 
     real: torch.Tensor  # the least that each element may be
     memory: Memory
-    assumed: str = ""  # what it came of, if that was assumed: DRAW or ROUTING
+    assumed: str = ""  # what it came of, if that was assumed: DRAW, ROUTING or STAND_IN
     most: torch.Tensor | None = None  # that each element may be; None if all of them are known
 
 

@@ -160,15 +160,15 @@ def see_result(
         dim = next(iter(args[_ROUTERS[func] :]), default)
         _route(args[0], result if isinstance(result, Tensor) else result[-1], dim, hints)
     if func in _REDUCTIONS and args[0].__dict__.get(_ALL) is not None:
-        _fill(result, args[0].__dict__[_ALL], 1)
+        fill_value(result, args[0].__dict__[_ALL], 1)
         if (value := find_attached(result)) is not None:
             value.memory.held = True  # it need not be that of each step
         return
     if func in _DRAWS:
-        _fill(result, 0.5, 1, assumed=DRAW)
+        fill_value(result, 0.5, 1, assumed=DRAW)
         return
     if func in _FILLS:
-        _fill(result, _FILLS[func](args), find_most_elements(result))
+        fill_value(result, _FILLS[func](args), find_most_elements(result))
         return
     tensors, fakes = list_tensors((args, kwargs)), list_tensors((result,))
     found: list[Value] = []
@@ -254,7 +254,8 @@ def _make_fake(real: Tensor, like: Tensor) -> Tensor:
     return fake
 
 
-def _fill(result: Tensor, number: Any, most: int, *, assumed: str = "") -> None:
+def fill_value(result: Tensor, number: Any, most: int, *, assumed: str = "") -> None:
+    """Attaches a number as the value of all elements of a result that has no more than ``most``."""
     if result.numel() <= most:
         with _disable_current_modes():
             real = torch.full(tuple(result.shape), number, dtype=result.dtype)

@@ -14,7 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from fxmem.fakes.containers import iterate_tensors
 from fxmem.fakes.fake_mode import TensorCopier
 from fxmem.fakes.operator_cache import Key, OperatorCache, make_key
-from fxmem.fakes.values import DRAW, find_known, remember_constant
+from fxmem.fakes.values import DRAW, ROUTING, find_known, remember_constant
 from fxmem.graph import Effect, FirstOperation, Operation, Phase, SourceLocation
 from fxmem.kernels.registry import Backend, OperatorCall, Workspace
 from fxmem.recording.constants import (
@@ -136,7 +136,7 @@ class OperatorRunner:
             if value is not None and value.assumed:
                 if value.assumed == DRAW:
                     self.draws[find_source()] = None
-                else:
+                elif value.assumed == ROUTING:
                     source, searches = find_source(), func is not aten._local_scalar_dense.default
                     self.routings[source] = searches or self.routings.get(source, False)
         result = answer[0] if answer else self._run_kernel(func, args, kwargs)

@@ -24,11 +24,16 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fxmem.fakes.fake_mode import find_inner
-from fxmem.fakes.values import find_known, remember_constant
+from fxmem.fakes.values import (
+    STAND_IN,
+    find_known,
+    find_partly_known,
+    remember_constant,
+)
 from fxmem.graph import Category, Effect, Phase
 from fxmem.kernels.registry import Backend
 from fxmem.patching import patch
-from fxmem.recording.constants import is_index, list_tensors
+from fxmem.recording.constants import fill_value, is_index, list_tensors
 from fxmem.recording.handlers import (
     PASS,
     DispatchedCall,
@@ -117,16 +122,28 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
 
     def answer_assumed(self, call: DispatchedCall) -> Any:
         """Answers a script that reads a value that was assumed."""
-        if call.func is _scalar and not self.in_model:
-            value = find_known(call.args[0])
-            if value is not None and value.assumed:
-                return self.reads.answer_scalar(call.args[0])
-        return PASS
+        value = find_known(call.args[0]) if call.func is _scalar else None
+        if value is None or not value.assumed:
+            return PASS
+        is_read = value.assumed == STAND_IN or not self.in_model
+        return self.reads.answer_scalar(call.args[0]) if is_read else PASS
+
+    def _stand_in(self, result: Any) -> None:
+        """Lets a whole number that is not known be 1, as where it is read.
+
+        What is computed of it then agrees with it: the end of a slice lies behind its start.
+        """
+        for made in list_tensors((result,)):
+            is_number = type(made) is FakeTensor and made.dim() == 0 and made.dtype in _INTEGERS
+            if is_number and find_partly_known(made) is None:
+                fill_value(made, 1, 1, assumed=STAND_IN)
 
     def record_known(self, call: DispatchedCall) -> Any:
         """Records an operator, with an answer where values decide over its result."""
         try:
-            return self.record(call)
+            result = self.record(call)
+            self._stand_in(result)
+            return result
         except DataDependentOutputException:
             if call.func in (aten.equal.default, aten.allclose.default):
                 return self.reads.answer_truth(sys._getframe(1))

@@ -228,6 +228,10 @@ def test_averages_of_weights_have_the_names_of_the_script(write: Write) -> None:
         average = SimpleNamespace(ema=copy.deepcopy(net), data=[0] * 100_000)
         shadow = {"weights": [each.detach().clone() for each in net.parameters()]}
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        class Lazy(dict):
+            def items(self):  # as transformers' maps of models
+                raise RuntimeError("loads every model")
+        models = Lazy(model=net)
         for _ in range(2):
             net(torch.ones(2, 3, device="cuda")).sum().backward()
             optimizer.step()

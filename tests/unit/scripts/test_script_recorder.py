@@ -46,6 +46,27 @@ def test_on_the_cpu_steps_take_what_the_real_script_allocates(write: Write, tmp_
     assert len(peaks) == 3
 
 
+def test_what_is_computed_of_a_number_agrees_with_it(write: Write) -> None:
+    """Slices at random places, as ``slice_segments`` in ``commons.py`` of jaywalnut310/vits."""
+    text = """
+        net = nn.Conv1d(8, 8, 3, padding=1).to("DEVICE")
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for _ in range(3):
+            y = net(torch.randn(4, 8, 400, device="DEVICE"))
+            starts = (torch.rand(4, device="DEVICE") * 300).to(dtype=torch.long)
+            segments = torch.zeros_like(y[:, :, :32])
+            for i in range(y.size(0)):
+                end = starts[i] + 32
+                segments[i] = y[i, :, starts[i]:end]
+            segments.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    """
+    script = str(write(text.replace("DEVICE", "cpu")))
+    assert predict_script(script, [], 3, "cpu") == measure_script(script, [], 3)
+    assert len(fxmem.run(str(write(text.replace("DEVICE", "cuda")))).steps) == 3
+
+
 def test_what_the_host_holds_counts_on_the_cpu(write: Write, tmp_path: Path) -> None:
     """Data from a file, tokens and batches; not arrays of NumPy, whose memory is its own."""
     saved = str(tmp_path / "data.pt")
