@@ -52,7 +52,7 @@ ROWS = (
     Row("hf_gpt2_labels", "800MiB"),
     Row("hf_gpt2_labels", "680MiB", "1"),
     Row("hf_bert_labels", "700MiB"),
-    Row("lstm", "640MiB"),
+    Row("lstm", "1GiB"),
     Row("transformer_encoder", "700MiB"),
     Row("unet", "1400MiB"),
     Row("unet", "1GiB", "2,3"),

@@ -22,6 +22,14 @@ from benchmarks.scripts import measure_script, predict_script
 from fxmem import Category
 
 
+def measure_alone(*command: object) -> list[int]:
+    """Measures steps in a process of their own, where no other test's tensors are freed."""
+    call = [sys.executable, "-m", "benchmarks.scripts", "--only", "real", *map(str, command)]
+    real = subprocess.run(call, capture_output=True, text=True, check=True)
+    peaks: list[int] = json.loads(real.stdout.splitlines()[-1])
+    return peaks
+
+
 def test_on_the_cpu_steps_take_what_the_real_script_allocates(write: Write, tmp_path: Path) -> None:
     """Weights from a file become parameters as ``from_pretrained`` of transformers makes them."""
     saved = str(tmp_path / "weights.pt")
@@ -63,7 +71,7 @@ def test_what_is_computed_of_a_number_agrees_with_it(write: Write) -> None:
             optimizer.zero_grad()
     """
     script = str(write(text.replace("DEVICE", "cpu")))
-    assert predict_script(script, [], 3, "cpu") == measure_script(script, [], 3)
+    assert predict_script(script, [], 3, "cpu") == measure_alone(script)
     assert len(fxmem.run(str(write(text.replace("DEVICE", "cuda")))).steps) == 3
 
 
@@ -85,10 +93,7 @@ def test_what_the_host_holds_counts_on_the_cpu(write: Write, tmp_path: Path) -> 
             optimizer.step()
     """)
     # Its loader's worker is forked, which wants a process of few threads.
-    command = [sys.executable, "-m", "benchmarks.scripts", "--only", "real", script, saved]
-    real = subprocess.run(command, capture_output=True, text=True, check=True)
-    peaks = json.loads(real.stdout.splitlines()[-1])
-    assert predict_script(str(script), [saved], 3, "cpu") == peaks
+    assert predict_script(str(script), [saved], 3, "cpu") == measure_alone(script, saved)
 
 
 def test_a_sparse_tensor_of_the_data_is_refused(write: Write) -> None:
