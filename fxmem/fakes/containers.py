@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from fxmem.fakes.sparse import read_parts
+
 PLAIN = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device})
 
 
@@ -16,6 +18,15 @@ def iterate_tensors(value: Any) -> Iterator[torch.Tensor]:
     found: list[torch.Tensor] = []
     _collect_tensors(value, found)
     return iter(found)
+
+
+def iterate_stored(value: Any) -> Iterator[torch.Tensor]:
+    """Yields the tensors in a value that have a storage: of sparse ones, indices and values."""
+    for tensor in iterate_tensors(value):
+        if tensor.is_sparse:
+            yield from read_parts(tensor)
+        else:
+            yield tensor
 
 
 def _collect_tensors(value: Any, found: list[torch.Tensor]) -> None:

@@ -21,7 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_iter, tree_leaves, tree_map
 
 from fxmem.errors import TraceError, UsageError
-from fxmem.fakes.values import mark_held
+from fxmem.fakes.sparse import make_sparse, raise_layout, read_parts
+from fxmem.fakes.values import mark_held, remember_constant
 from fxmem.specs import TensorSpec, parse_spec, strip_torch
 
 _CPU = torch.device("cpu")
@@ -205,8 +206,10 @@ class TensorCopier:
         """Makes a fake of a tensor: a parameter if it is one, a leaf, without a gradient."""
         if is_traceable_wrapper_subclass(tensor):
             return self.fake_mode.from_tensor(tensor, static_shapes=True)
+        if tensor.is_sparse:
+            return self._copy_sparse(tensor, dtype)
         if tensor.layout is not torch.strided:
-            raise TraceError("sparse tensors are not supported", hint="use a dense one")
+            raise_layout(tensor)
         if tensor.is_quantized:
             raise TraceError("a quantized tensor has no fake copy", hint="analyse the float model")
         with no_dispatch():
@@ -237,6 +240,15 @@ class TensorCopier:
         kinds = {"_is_param": nn.Parameter, "_is_buffer": nn.Buffer}
         vars(fake).update({flag: True for flag, kind in kinds.items() if isinstance(tensor, kind)})
         return fake.requires_grad_() if tensor.requires_grad else fake
+
+    def _copy_sparse(self, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+        indices, values = read_parts(tensor)
+        fakes = self.copy(indices), self.copy(values, dtype)
+        remember_constant(fakes[0], indices)
+        with self.fake_mode:
+            made = make_sparse(*fakes, tensor.shape, is_coalesced=tensor.is_coalesced())
+        mark_held(made)
+        return made.requires_grad_() if tensor.requires_grad else made
 
 
 def make_fake_subclass(kind: type[Tensor], data: Tensor, requires_grad: bool = False) -> Tensor:

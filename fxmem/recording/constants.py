@@ -113,6 +113,8 @@ def is_index(tensor: Tensor) -> bool:
 
 def is_known_index(args: tuple[Any, ...]) -> bool:
     first = args[0] if args else None
+    if isinstance(first, list):  # of torch.cat
+        first = first[0] if first else None
     return isinstance(first, Tensor) and find_attached(first) is not None and is_index(first)
 
 

@@ -12,9 +12,11 @@ from torch.utils._mode_utils import no_dispatch
 from fxmem.errors import TraceError
 from fxmem.fakes.devices import translate_inside_operator
 from fxmem.fakes.fake_mode import is_wrapper
+from fxmem.fakes.sparse import raise_layout
 from fxmem.kernels.registry import Backend
 from fxmem.parallelism.collectives import is_count, run_collective
 from fxmem.parallelism.foreach import run_on_locals
+from fxmem.recording.sparse import run_on_parts
 from fxmem.source import find_source
 from fxmem.versions.operators import aten
 
@@ -22,6 +24,15 @@ if TYPE_CHECKING:
     from fxmem.recording.recorder import Recorder
 
 _detach = aten.detach.default
+_BAG, _BAG_IS_SPARSE = aten._embedding_bag_backward.default, 9
+"""An operator, and the position of its flag."""
+_SPARSE_MAKERS = frozenset(
+    {
+        aten._sparse_coo_tensor_with_dims_and_tensors.default,
+        aten._to_sparse.default,
+        aten._to_sparse.sparse_dim,
+    }
+)
 PASS: Any = object()
 """Result of a handler that leaves a call to the next one."""
 _MOST_ELEMENTS = 1 << 45
@@ -82,6 +93,15 @@ def run_wrapper(recorder: Recorder, call: DispatchedCall) -> Any:
         return NotImplemented
 
 
+def run_sparse(recorder: Recorder, call: DispatchedCall) -> Any:
+    """Runs an operator on sparse tensors as operators on their indices and values."""
+    func = call.func
+    is_bag = func is _BAG and call.args[_BAG_IS_SPARSE]
+    if is_bag or func in _SPARSE_MAKERS or any(tensor.is_sparse for tensor in call.tensors):
+        return run_on_parts(recorder, call.func, call.args, call.kwargs)
+    return PASS
+
+
 def run_marker(_recorder: Recorder, call: DispatchedCall) -> Any:
     """Runs the profiler's operators, which mark a place in the code."""
     if call.func.namespace != "profiler":
@@ -117,18 +137,11 @@ def turn_devices(
     return args, kwargs
 
 
-def refuse_sparse(tensors: Iterable[Tensor]) -> None:
-    """Raises an error if a tensor is sparse."""
-    if any(tensor.layout is not torch.strided for tensor in tensors):
-        raise TraceError(
-            "sparse gradients and tensors are not supported",
-            hint="use sparse=False, or dense tensors",
-        )
-
-
-def refuse_endless(tensors: Iterable[Tensor]) -> None:
-    """Raises an error if a tensor has more elements than any device holds."""
+def refuse_results(tensors: Iterable[Tensor]) -> None:
+    """Raises an error for a tensor of another layout, or with more elements than a device holds."""
     for tensor in tensors:
+        if tensor.layout is not torch.strided:
+            raise_layout(tensor)
         if tensor.numel() > _MOST_ELEMENTS:
             source = find_source()
             at, size = f" at {source}" if source else "", "x".join(map(str, tensor.shape))

@@ -78,7 +78,7 @@ class RealTensorCache:
 
         Must be called with the step's fake mode active.
         """
-        if isinstance(tensor, FakeTensor) or type(tensor) not in _PLAIN:
+        if isinstance(tensor, FakeTensor) or type(tensor) not in _PLAIN or tensor.is_sparse:
             return tensor
         if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # by torch.func.grad or vmap
             return self.find_fake(torch._C._functorch.get_unwrapped(tensor))

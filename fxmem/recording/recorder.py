@@ -21,7 +21,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_map_only
 
-from fxmem.fakes.containers import iterate_tensors
+from fxmem.fakes.containers import iterate_stored, iterate_tensors
 from fxmem.fakes.fake_mode import LeanDispatchMode, find_inner, is_wrapper
 from fxmem.graph import (
     EMPTY_CACHE,
@@ -44,12 +44,12 @@ from fxmem.recording.handlers import (
     PASS,
     DispatchedCall,
     Handler,
-    refuse_endless,
-    refuse_sparse,
+    refuse_results,
     run_count,
     run_library,
     run_marker,
     run_own,
+    run_sparse,
     run_wrapper,
     turn_devices,
 )
@@ -134,7 +134,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
 
     def label(self, value: Any, category: Category, name: str = "") -> None:
         """Sets category and name of the storages of the tensors in a value, unless known."""
-        for tensor in iterate_tensors(value):
+        for tensor in iterate_stored(value):
             index = self.track(tensor)
             found = self.ledger.storages[index] if index != NO_STORAGE else None
             storage = found or self.ledger.find_emptied(find_inner(tensor))
@@ -201,7 +201,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         self.ledger.node = None
         with torch._C.DisableTorchFunction():
             self.autograd.exit_node(index, iterate_tensors(result) if self.ledger.recording else ())
-        results = {self.track(tensor) for tensor in iterate_tensors(result)}
+        results = {self.track(tensor) for tensor in iterate_stored(result)}
         self.casts.exit_node(results)
         for tensor in iterate_tensors(result) if self.ledger.recording else ():
             storage = self.track(tensor)
@@ -220,7 +220,8 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
     def find_storages(self, value: Any) -> tuple[int, ...]:
         """Finds the known storages of the tensors in a value, each once."""
         indices = (
-            self.ledger.find(t) for t in map(self.real_tensors.find_fake, iterate_tensors(value))
+            self.ledger.find(self.real_tensors.find_fake(tensor))
+            for tensor in iterate_stored(value)
         )
         return tuple(dict.fromkeys(index for index in indices if index != NO_STORAGE))
 
@@ -230,6 +231,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
         run_own,
         run_marker,
         run_wrapper,
+        run_sparse,
         run_count,
         run_library,
     )
@@ -274,8 +276,7 @@ class Recorder(LeanDispatchMode):  # type: ignore[no-untyped-call]
             if func.namespace == "c10d":
                 name = func._schema.name.partition("::")[2].strip("_")
                 self.label(read, Category.COMMUNICATION, name)
-            refuse_sparse(made)
-            refuse_endless(made)
+            refuse_results(made)
             self._count(func, OperatorCall(args, kwargs, result), read, made, running)
             return result
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxmem.fakes.containers import iterate_tensors
+from fxmem.fakes.containers import iterate_stored
 from fxmem.fakes.values import keep_value
 from fxmem.graph import RESIDENT
 from fxmem.patching import count_left, patch
@@ -76,7 +76,7 @@ def _pack(recorder: Recorder, left: int, tensor: Tensor) -> Tensor:
     with torch._C.DisableTorchFunction():
         maker, node = tensor.grad_fn, recorder.ledger.node
         is_recomputed = recorder.may_recompute(torch._C._current_autograd_node())
-        for part in iterate_tensors(tensor):
+        for part in iterate_stored(tensor):
             index = recorder.track(part, RESIDENT)  # before the operator that reads it
             if index == NO_STORAGE or is_recomputed:
                 continue

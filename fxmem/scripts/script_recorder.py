@@ -21,8 +21,9 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
 )
 from torch.utils._mode_utils import no_dispatch
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
+from fxmem.fakes.containers import iterate_stored
 from fxmem.fakes.fake_mode import find_inner
 from fxmem.fakes.values import (
     STAND_IN,
@@ -37,10 +38,10 @@ from fxmem.recording.constants import fill_value, is_index, list_tensors
 from fxmem.recording.handlers import (
     PASS,
     DispatchedCall,
-    refuse_sparse,
     run_library,
     run_marker,
     run_own,
+    run_sparse,
     run_wrapper,
 )
 from fxmem.recording.ledger import KEPT, NO_STORAGE, is_own
@@ -177,11 +178,11 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         if not any(storage.name == KEPT for storage in self.ledger.storages):
             return
         for name, tensor in held:
-            index = self.ledger.find(find_inner(tensor))
-            if index != NO_STORAGE and self.ledger.storages[index].name == KEPT:
-                is_parameter = isinstance(tensor, nn.Parameter)
-                category = Category.PARAMETER if is_parameter else Category.BUFFER
-                self.set_category(tensor, category, name)
+            category = Category.PARAMETER if isinstance(tensor, nn.Parameter) else Category.BUFFER
+            for part in iterate_stored(tensor):
+                index = self.ledger.find(find_inner(part))
+                if index != NO_STORAGE and self.ledger.storages[index].name == KEPT:
+                    self.set_category(part, category, name)
 
     def _makes_fake(self, func: Any, tensors: list[Tensor], kwargs: dict[str, Any]) -> bool:
         """Returns whether an operator of no fake tensor makes one, as factories and moves do."""
@@ -224,7 +225,7 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
 
         Not those of NumPy, which torch's allocator knows nothing of.
         """
-        for tensor in tree_leaves(value) if self.makes_fakes else ():
+        for tensor in iterate_stored(value) if self.makes_fakes else ():
             if type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided:
                 storage = tensor.untyped_storage()
                 is_known = self.ledger.find(tensor) != NO_STORAGE
@@ -248,7 +249,6 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
 
     def _move(self, tensor: Tensor, kwargs: dict[str, Any]) -> Tensor:
         """Copies a real tensor to the GPU: a fake there, with the value of a small one."""
-        refuse_sparse([tensor])
         self.see_move(tensor)
         dtype = kwargs.get("dtype") or tensor.dtype
         with no_dispatch():
@@ -263,14 +263,14 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         return made
 
     def label_input(self, tensor: Tensor, name: str = "") -> None:
-        """Labels a storage as an input, unless it is known as something else."""
-        index = self.track(tensor)
-        if index == NO_STORAGE:
-            return
-        storage = self.ledger.storages[index]
-        is_unnamed = storage.category is Category.INPUT and not storage.name
-        if is_unnamed or storage.category is Category.TEMPORARY or storage.name == KEPT:
-            storage.category, storage.name = Category.INPUT, name
+        """Labels a tensor's storages as an input, unless they are known as something else."""
+        for index in map(self.track, iterate_stored(tensor)):
+            if index == NO_STORAGE:
+                continue
+            storage = self.ledger.storages[index]
+            is_unnamed = storage.category is Category.INPUT and not storage.name
+            if is_unnamed or storage.category is Category.TEMPORARY or storage.name == KEPT:
+                storage.category, storage.name = Category.INPUT, name
 
 
 ScriptRecorder.handlers = (
@@ -278,6 +278,7 @@ ScriptRecorder.handlers = (
     ScriptRecorder.run_real,
     run_own,
     run_marker,
+    run_sparse,
     run_library,
     ScriptRecorder.run_on_fakes,
 )

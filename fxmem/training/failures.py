@@ -97,7 +97,6 @@ _IN_TORCH = (
         " the inputs are {given}",
         "values of a tensor on the GPU are read, which has none here",
     ),
-    (r"SparseTensorImpl", *["sparse tensors are not supported: make them dense"] * 2),
     (
         r"(?i)scalar types: Long, Int|scalar type Long|dtype int32/int64",
         "an input of integers is written 4x8:int64; the inputs are {given}",

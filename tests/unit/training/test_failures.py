@@ -212,11 +212,6 @@ NO_GPU = "there is no GPU in an analysis: leave out what needs one besides tenso
             "say how many processes there are: --mesh dp=8, or mesh= in Python",
         ),
         (
-            lambda net, x: torch.sparse.mm(torch.eye(3).to_sparse(), x),
-            "the step failed at {}: NotImplementedError: Cannot access storage of SparseTensorImpl",
-            "sparse tensors are not supported: make them dense",
-        ),
-        (
             lambda net, x: torch.cuda.graph_pool_handle(),
             "the step failed at {}: RuntimeError: Tried to instantiate dummy base class"
             " _graph_pool_handle",
