@@ -46,6 +46,7 @@ class Moves:
             (nn.Module, "_apply", self._move_module),
             (torch.utils, "swap_tensors", lambda swap: self._swap),
             (Tensor, "_make_subclass", _make_subclass_of_fakes),
+            (FakeTensor, "__new__", _make_parameter_of_class),
         ]
 
     def restore(self) -> None:
@@ -95,6 +96,20 @@ def _make_subclass_of_fakes(make_subclass: Callable[..., Any]) -> Any:
         return make_subclass(kind, data, *args, **kwargs)
 
     return staticmethod(make)
+
+
+def _make_parameter_of_class(make: Callable[..., Any]) -> Any:
+    """Makes a parameter where ``type(parameter)`` is called, with what the parameter's dict holds.
+
+    ``init_on_device`` of accelerate (``big_modeling.py``) and of transformers 4 does so.
+    """
+
+    def make_parameter(kind: type[Tensor], *args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], Tensor):
+            return nn.Parameter(args[0], bool(kwargs.get("requires_grad")))
+        return make(kind, *args, **kwargs)
+
+    return make_parameter
 
 
 def _swap_tensors(one: Any, other: Any) -> None:

@@ -31,7 +31,8 @@ INTERFACES = (
     _list(
         "torch._subclasses.fake_tensor",
         "FakeTensor FakeTensorMode is_fake DataDependentOutputException"
-        " DynamicOutputShapeException UnsupportedFakeTensorException UnsupportedOperatorException",
+        " DynamicOutputShapeException UnsupportedFakeTensorException UnsupportedOperatorException"
+        " in_kernel_invocation_manager",
         "run a step without memory",
         "none: torch.export, which is public, runs on them too",
     ),

@@ -109,7 +109,11 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("torch.Tensor", "_make_wrapper_subclass", "show fake tensors as on the GPU"),
     ("torch.Tensor", "data_ptr __bool__", "run Python that launches kernels of other libraries"),
     ("torch.nn.parallel.data_parallel.DataParallel", "scatter", _SHOW),
-    ("torch._subclasses.fake_tensor.FakeTensor", "device", "show fake tensors as on the GPU"),
+    (
+        "torch._subclasses.fake_tensor.FakeTensor",
+        "device __new__",
+        "show fake tensors as on the GPU",
+    ),
     ("torch.optim.optimizer", "_foreach_supported_types", *_FOREACH),
     ("torch.utils._foreach_utils", "_foreach_supported_types", *_FOREACH),
     (

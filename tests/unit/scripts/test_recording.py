@@ -199,3 +199,16 @@ def test_what_a_module_of_fakes_had_before_a_cast_is_freed() -> None:
             model.weight.grad = torch.ones_like(model.weight)
         model.float()
         assert torch.cuda.memory_allocated() == 3 * 4 * 1024**2  # weight, gradient, buffer
+
+
+def test_parameters_of_modules_on_no_device_are_made_again_by_their_class() -> None:
+    """As ``init_on_device`` of accelerate and transformers 4 does, where Lightning is on a GPU."""
+    with fxmem.record(), torch.device("cuda"):
+        layer = nn.Linear(4, 3)
+        for name, parameter in [*layer._parameters.items()]:
+            assert parameter is not None
+            remade = type(parameter)(parameter.to("meta"), **vars(parameter), requires_grad=True)
+            layer._parameters[name] = remade
+            assert isinstance(remade, nn.Parameter) and remade.requires_grad
+            assert remade.is_meta
+        assert layer.to_empty(device="cuda").weight.is_cuda
