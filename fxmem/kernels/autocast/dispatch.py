@@ -59,6 +59,10 @@ CUDA.function(functional.binary_cross_entropy_with_logits)(
 )
 
 
+_libraries: list[Any] = []
+"""That of the outermost analysis, while one runs."""
+
+
 @CUDA.context
 @contextlib.contextmanager
 def lower_autocast() -> Iterator[None]:
@@ -67,7 +71,6 @@ def lower_autocast() -> Iterator[None]:
     On exit all is as it was, autocast's state included. Autocast stays off where there is no GPU:
     see :func:`fxmem.kernels.cuda.present_gpu.show_gpu`.
     """
-    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     clear_cache = torch.clear_autocast_cache
 
     def clear_all() -> None:
@@ -81,15 +84,29 @@ def lower_autocast() -> Iterator[None]:
     }
     with leave_autocast(), patch(replacements):
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that kernels are overridden: once in a process
-                for (operator, key), kernel in _make_kernels().items():
-                    override_kernel(library, operator, key, kernel)
-            with torch._C._IncludeDispatchKeyGuard(_KEY):
+            with _override_kernels(), torch._C._IncludeDispatchKeyGuard(_KEY):
                 yield
         finally:
-            library._destroy()  # type: ignore[no-untyped-call]
             current_state().casts.clear()
+
+
+@contextlib.contextmanager
+def _override_kernels() -> Iterator[None]:
+    """Puts kernels in the place of PyTorch's own, which an analysis within another finds there."""
+    if _libraries:
+        yield
+        return
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    _libraries.append(library)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that kernels are overridden: once in a process
+            for (operator, key), kernel in _make_kernels().items():
+                override_kernel(library, operator, key, kernel)
+        yield
+    finally:
+        _libraries.remove(library)
+        library._destroy()  # type: ignore[no-untyped-call]
 
 
 @functools.cache
