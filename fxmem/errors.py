@@ -62,6 +62,10 @@ def suggest_names(name: str, known: Iterable[str], otherwise: str = "", most: in
     return f"did you mean {' or '.join(close)}?" if close else otherwise
 
 
+_BY_WORKER = "Original Traceback (most recent call last):"
+"""The second line of an error of a loader's worker, of ``ExceptionWrapper`` in torch/_utils.py."""
+
+
 def summarize_error(error: BaseException) -> str:
     """Writes the type and the first line of an error that is not fxmem's own, and of its cause.
 
@@ -75,6 +79,9 @@ def summarize_error(error: BaseException) -> str:
     'RuntimeError: in loading state_dict: Missing keys: bias'
     """
     lines = str(error).strip().splitlines() or [""]
+    if lines[1:2] == [_BY_WORKER]:
+        place = lines[0].partition(" in ")[2].rstrip(".")
+        lines = [f"{lines[-1].removeprefix(f'{type(error).__name__}: ')} (in {place})"]
     text = " ".join(map(str.strip, lines[:2])) if lines[0].endswith(":") else lines[0]
     if len(text) > 300:
         text = f"{text[:300].rsplit(' ', 1)[0]} ..."

@@ -261,6 +261,14 @@ def make_fake_subclass(kind: type[Tensor], data: Tensor, requires_grad: bool = F
     return made.requires_grad_(requires_grad)
 
 
+def view_as_fake_subclass(kind: type[Tensor], data: Tensor) -> Tensor:
+    """Makes a view of a fake tensor that is an instance of a user's subclass: ``as_subclass``."""
+    made = torch.ops.aten.alias.default(data)
+    made.__class__ = _make_fake_class(kind)
+    view: Tensor = made
+    return view
+
+
 def find_kind(tensor: Tensor) -> type[Tensor]:
     """Finds the class that a tensor has, or that a fake one stands for."""
     if not isinstance(tensor, FakeTensor):
@@ -275,10 +283,14 @@ def _make_fake_class(kind: type[Tensor]) -> type[Tensor]:
     """Makes a class of fake tensors that are instances of a user's subclass, with its methods."""
     if issubclass(kind, FakeTensor):
         return kind
+    run: Any = kind.__torch_function__
     names: dict[str, Any] = {}
+    if hasattr(run, "__func__"):  # a class method: torch makes classes without one disable theirs
+        names["__torch_function__"] = classmethod(lambda *call, **rest: run.__func__(*call, **rest))
     if issubclass(kind, nn.Parameter):  # whose results are plain tensors, whatever it does
-        names["__torch_function__"] = kind.__torch_function__
+        names["__torch_function__"] = run
         names["detach"] = lambda fake: _detach(kind, fake)
+    if kind.__new__ is not Tensor.__new__:
         names["__new__"] = lambda _, *args, **kwargs: kind.__new__(kind, *args, **kwargs)
     return type(kind.__name__, (FakeTensor, kind), names)
 

@@ -397,6 +397,23 @@ def _split_test(test: ast.expr, passes: bool) -> Iterator[tuple[ast.expr, bool]]
             yield from _split_test(operand, passes)
     else:
         yield test, passes
+        for element in _list_alike(test, passes):
+            yield from _split_test(element, passes)
+
+
+def _list_alike(test: ast.expr, passes: bool) -> list[ast.expr]:
+    """Lists the elements that ``all`` or ``any`` asks for, where each must have its answer.
+
+    As in ``if not all(torch.equal(a, b) for a, b in zip(xs, ys)): raise`` of GPyTorch's ExactGP.
+    """
+    if not (isinstance(test, ast.Call) and isinstance(test.func, ast.Name) and len(test.args) == 1):
+        return []
+    if {"all": True, "any": False}.get(test.func.id) is not passes:
+        return []
+    elements = test.args[0]
+    if isinstance(elements, ast.GeneratorExp | ast.ListComp):
+        return [elements.elt]
+    return elements.elts if isinstance(elements, ast.List | ast.Tuple) else []
 
 
 def _span_of(node: ast.expr | ast.stmt) -> Span:

@@ -269,7 +269,7 @@ class EngineWatch:
 
     - The sum of gradients that meet at one node: ``torch/csrc/autograd/input_buffer.cpp``,
       ``accumulate`` and ``can_accumulate_inplace``: in place if the engine holds the last reference
-      to the older gradient and its storage.
+      to the older gradient and its storage, and makes no graph of its own (``create_graph=True``).
     - Backward formulas that fill a fresh buffer: ``torch/csrc/autograd/FunctionsManual.cpp``,
       e.g. ``index_backward``, ``value_selecting_reduction_backward``, ``gather_backward`` and
       ``take_backward``.
@@ -313,7 +313,7 @@ class EngineWatch:
         is_engine = caller.f_code.co_name == "_engine_run_backward"
         if func is aten.add.Tensor and returned and is_engine:
             self._returned = True  # the next gradient of the same node may be added right away
-            reused = _is_accumulated_in_place(*args[:2])
+            reused = not torch.is_grad_enabled() and _is_accumulated_in_place(*args[:2])
         else:
             reused = func in _FILLS and is_fresh(args[0]) and is_engine
         tensor: Tensor = args[0]

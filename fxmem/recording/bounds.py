@@ -37,6 +37,8 @@ _RISING = frozenset(
     )
 )
 """Operators that are not of one element each, and rise with every element; so do views."""
+_SELECTING = frozenset({"aten::index.Tensor", "aten::index_select", "aten::gather"})
+"""Operators whose results have elements of the first argument, whichever they are."""
 _MONOTONE = frozenset(
     f"aten::{name}{overload}"
     for name in ("add", "ge", "gt", "le", "lt", "mul", "rsub", "sub")
@@ -68,6 +70,9 @@ def bound_result(
 
     The operator writes to none of the tensors among its arguments.
     """
+    if func.name() in _SELECTING:
+        _bound_selection(args[0], results)
+        return
     is_view, is_pointwise = _list_traits(func)
     if not (is_view or is_pointwise or func.name() in _RISING):
         return
@@ -91,6 +96,17 @@ def bound_result(
     for result, (least, most, is_told) in zip(results, joined, strict=False):
         if is_told:
             attach_value(result, least, memory, assumed=assumed, most=most)
+
+
+def _bound_selection(source: Tensor, results: Sequence[Tensor]) -> None:
+    value = find_partly_known(source)
+    if value is None or not source.numel() or results[0].numel() > find_most_elements(*results):
+        return
+    shape, most = tuple(results[0].shape), value.real if value.most is None else value.most
+    with _disable_current_modes():
+        bounds = value.real.min().expand(shape), most.max().expand(shape)
+    memory = Memory(held=value.memory.held, copied=True)
+    attach_value(results[0], bounds[0], memory, assumed=value.assumed, most=bounds[1])
 
 
 @functools.cache

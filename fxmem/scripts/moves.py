@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
-from fxmem.fakes.fake_mode import make_fake_subclass
+from fxmem.fakes.fake_mode import make_fake_subclass, view_as_fake_subclass
 from fxmem.fakes.reach import list_slots
 from fxmem.kernels.registry import Backend
 
@@ -46,6 +46,7 @@ class Moves:
             (nn.Module, "_apply", self._move_module),
             (torch.utils, "swap_tensors", lambda swap: self._swap),
             (Tensor, "_make_subclass", _make_subclass_of_fakes),
+            (Tensor, "as_subclass", _make_subclass_on_fakes),
             (FakeTensor, "__new__", _make_parameter_of_class),
         ]
 
@@ -67,13 +68,13 @@ class Moves:
                 # Fakes are not: one that is kept would stay alive to the recording.
                 real = {n: each for n, each in module._buffers.items() if not _is_fake(each)}
                 self._buffers.setdefault(module, real)
-                for each in module.parameters(recurse=False):
-                    if not _is_fake(each):
+                for each in module._parameters.values():
+                    if each is not None and not _is_fake(each):
                         self._gradients.setdefault(each, each.grad)
             result = self._run_move(module, lambda: apply(module, *args, **kwargs))
-            parameter = next(module.parameters(recurse=False), None)
+            is_moved = any(isinstance(each, FakeTensor) for each in module._parameters.values())
             for kind, move in self._target.movers.items():
-                if isinstance(module, kind) and isinstance(parameter, FakeTensor):
+                if isinstance(module, kind) and is_moved:
                     move(module)
             return result
 
@@ -96,6 +97,13 @@ def _make_subclass_of_fakes(make_subclass: Callable[..., Any]) -> Any:
         return make_subclass(kind, data, *args, **kwargs)
 
     return staticmethod(make)
+
+
+def _make_subclass_on_fakes(as_subclass: Callable[..., Any]) -> Any:
+    def make(data: Tensor, kind: type[Tensor]) -> Any:
+        return view_as_fake_subclass(kind, data) if _is_fake(data) else as_subclass(data, kind)
+
+    return make
 
 
 def _make_parameter_of_class(make: Callable[..., Any]) -> Any:

@@ -73,9 +73,9 @@ class ReadLog:
     def answer_scalar(self, tensor: Tensor) -> Any:
         """Makes the number that stands for a tensor's only element: 1, or what is nearest to it.
 
-        A size is the largest that it may be. Gradient scalers are told that all gradients are
-        finite. LBFGS is told that the loss falls, and runs to its last iteration with a full
-        history.
+        A whole number, such as a size, is the largest that it may be. Gradient scalers are told
+        that all gradients are finite. LBFGS is told that the loss falls, and runs to its last
+        iteration with a full history.
         """
         frame = sys._getframe(1)
         if _find_asker(frame, _SCALER) is not None:
@@ -91,7 +91,8 @@ class ReadLog:
         if (bounds := find_bounds(tensor)) is not None:
             with _disable_current_modes():
                 least, most = (bound.item() for bound in bounds)
-            value = most if self.is_size else min(max(value, least), most)
+            is_count = self.is_size or not tensor.is_floating_point()
+            value = most if is_count else min(max(value, least), most)
         self.count += 1
         self.note(value)
         return value

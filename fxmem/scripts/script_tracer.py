@@ -109,10 +109,14 @@ class ScriptTracer(Tracer):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        tensors = map(find_inner, iterate_tensors((args, kwargs)))
+        tensors = map(_find_innermost, iterate_tensors((args, kwargs)))
         fakes = [tensor for tensor in tensors if isinstance(tensor, FakeTensor)]
         if func is Tensor.pin_memory:
             return args[0]
+        for kind in types:
+            if not issubclass(kind, Tensor):  # such as tensordict's
+                with self:
+                    return kind.__torch_function__(func, types, args, kwargs)
         func, args, kwargs = spell_device(func, args, kwargs)
         if func in _COPIES and fakes and not isinstance(args[0], Tensor):  # a list of scalars
             values = tree_map_only(Tensor, Tensor.item, args[0])
@@ -298,6 +302,13 @@ class ScriptTracer(Tracer):
         return self.label_modules()
 
 
+def _find_innermost(tensor: Tensor) -> Tensor:
+    """Finds the tensor that holds the memory of one that ``torch.func.grad`` or ``vmap`` made."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return find_inner(tensor)
+
+
 def _is_fake(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> bool:
     given = iterate_tensors((args, kwargs, next(module.parameters(), None)))
     return any(isinstance(find_inner(tensor), FakeTensor) for tensor in given)
@@ -319,7 +330,8 @@ def _list_variables() -> list[Mapping[str, Any]]:
     if is_function and sys.version_info < (3, 13):
         frame.f_locals.clear()  # a copy that the frame would keep, and with it every tensor
     owner = variables.pop("self", None)
-    attributes = {**getattr(owner, "__dict__", {}), **getattr(owner, "_modules", {})}
+    modules = owner._modules if isinstance(owner, nn.Module) else {}
+    attributes = {**getattr(owner, "__dict__", {}), **modules}
     return [variables, frame.f_globals, attributes]
 
 

@@ -105,7 +105,7 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("torch.optim.optimizer.Optimizer", "load_state_dict", "see a script resume"),
     ("torch.storage.UntypedStorage", "data_ptr", "tell fake tensors that share memory"),
     ("torch.Tensor", "record_stream __new__", _SHOW),
-    ("torch.Tensor", "_make_subclass", "make a tensor of a subclass of a fake one"),
+    ("torch.Tensor", "_make_subclass as_subclass", "make a tensor of a subclass of a fake one"),
     ("torch.Tensor", "_make_wrapper_subclass", "show fake tensors as on the GPU"),
     ("torch.Tensor", "data_ptr __bool__", "run Python that launches kernels of other libraries"),
     ("torch.nn.parallel.data_parallel.DataParallel", "scatter", _SHOW),

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import pytest
+from torch._utils import ExceptionWrapper
+
 import fxmem
 from fxmem.errors import FxmemError, summarize_error
 
@@ -29,3 +32,16 @@ def test_a_summary_ends_with_the_first_cause() -> None:
     assert summarize_error(repeats) == "RuntimeError: failed: no width"
     repeats.__cause__ = repeats
     assert summarize_error(repeats) == "RuntimeError: failed: no width"
+
+
+def test_an_error_of_a_loader_s_worker_is_what_was_raised_there() -> None:
+    try:
+        int("no number")
+    except ValueError:
+        wrapper = ExceptionWrapper(where="in DataLoader worker process 0")  # type: ignore[no-untyped-call]
+    with pytest.raises(ValueError) as raised:
+        wrapper.reraise()
+    assert summarize_error(raised.value) == (
+        "ValueError: invalid literal for int() with base 10: 'no number' "
+        "(in DataLoader worker process 0)"
+    )

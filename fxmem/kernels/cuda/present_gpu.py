@@ -10,7 +10,7 @@ import contextlib
 import importlib
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -386,8 +386,11 @@ class _GeneratorOfAnyDevice(metaclass=_OfAnyDevice):
 
 
 def _scatter_to_one(
-    module: Any, inputs: Any, kwargs: Any, _device_ids: object
+    module: Any, inputs: Any, kwargs: Any, device_ids: Sequence[Any]
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Scatters to the only GPU, as ``torch/nn/parallel/scatter_gather.py`` does."""
+    if len(device_ids) > 1:
+        what = f"DataParallel on {len(device_ids)} GPUs is not modelled"
+        raise TraceError(what, hint="device_ids=[0], with its part of the batch")
     moved = tree_map_only(torch.Tensor, lambda tensor: tensor.cuda(), (inputs, kwargs))
     return (moved[0],), (moved[1] or {},)

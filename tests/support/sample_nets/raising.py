@@ -55,6 +55,16 @@ def raise_if_not() -> None:
         raise ValueError
 
 
+def raise_if_not_all() -> None:
+    if not all(truth is truth and bool(truth) for truth in (a, b)):  # gpytorch's ExactGP
+        raise ValueError
+
+
+def raise_if_any_listed() -> None:
+    if any([bool(a), bool(b)]):
+        raise ValueError
+
+
 def raise_else() -> None:
     if a:
         pass

@@ -40,7 +40,8 @@ def unknown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 GO_ON = """
     assert_it assert_its_opposite assert_several assert_one_of_several assert_over_lines raise_if
-    raise_if_any raise_if_not raise_else raise_elif warn_if log_if
+    raise_if_any raise_if_not raise_if_not_all raise_if_any_listed raise_else raise_elif warn_if
+    log_if
 """
 STOP = """
     branch branch_both_raise loop convert_within set_if call_if call_print_if call_own_error_if

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -212,3 +213,83 @@ def test_parameters_of_modules_on_no_device_are_made_again_by_their_class() -> N
             assert isinstance(remade, nn.Parameter) and remade.requires_grad
             assert remade.is_meta
         assert layer.to_empty(device="cuda").weight.is_cuda
+
+
+class Labelled(torch.Tensor):
+    """As ``MetaTensor`` of MONAI."""
+
+    @staticmethod
+    def __new__(cls, data: Any) -> Labelled:  # type: ignore[misc]
+        made: Labelled = torch.as_tensor(data).as_subclass(cls)  # type: ignore[attr-defined]
+        return made
+
+
+class Stacked:
+    """As ``TensorDict`` of tensordict, which is no tensor."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Stacked:
+        return cls(func(args[0].tensor))
+
+
+class Listing(nn.Module):
+    """As ``Learner`` of dragen1860/MAML-Pytorch, whose ``parameters`` takes no arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vars = nn.ParameterList([nn.Parameter(torch.ones(4, 4))])
+
+    def parameters(self) -> nn.ParameterList:  # type: ignore[override]
+        return self.vars
+
+
+class Trainer:
+    """As ``NeuralNet`` of skorch, whose ``_modules`` are names."""
+
+    def __init__(self) -> None:
+        self._modules = ["net"]
+        self.net = nn.Linear(4, 4)
+
+    def fit(self) -> None:
+        self.net.cuda()
+        self.net(torch.ones(2, 4, device="cuda")).sum().backward()
+
+
+def test_classes_that_differ_from_torch_s_own() -> None:
+    with fxmem.record() as recording:
+        Trainer().fit()
+        listing = Listing().cuda()
+        x = Labelled(torch.ones(8, 4, device="cuda"))
+        made = Labelled(torch.empty_like(Stacked(x)).tensor)  # type: ignore[call-overload]
+        assert isinstance(x * 2, Labelled) and isinstance(made, Labelled) and made.is_cuda
+        (x @ listing.vars[0]).sum().backward()
+        assert listing.vars[0].grad is not None
+    assert recording.peak.nbytes > 0
+
+
+def test_data_parallel_on_several_gpus_is_refused() -> None:
+    with (
+        pytest.raises(TraceError, match="DataParallel on 2 GPUs is not modelled") as raised,
+        fxmem.record(),
+    ):
+        nn.DataParallel(nn.Linear(4, 4), device_ids=[0, 1]).cuda()(torch.ones(2, 4).cuda())
+    assert raised.value.hint == "device_ids=[0], with its part of the batch"
+
+
+def test_operators_within_torch_func_have_nodes() -> None:
+    weight = nn.Parameter(torch.ones(16, 16))
+
+    def compute_loss(x: Tensor, weight: Tensor) -> Tensor:
+        return (x @ weight).square().sum()
+
+    with fxmem.record(steps=1) as recording:
+        gradient = torch.func.grad(compute_loss, 1)(torch.ones(8, 16).cuda(), weight.cuda())
+        gradient.sum()
+    graph = recording.steps[0].graph
+    products = [each for each in graph.operations if each.name == "aten.mm.default"]
+    assert products and products[0].node is not None

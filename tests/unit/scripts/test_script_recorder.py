@@ -352,3 +352,20 @@ def test_operators_that_find_rows_find_all_of_them(write: Write) -> None:
     run = fxmem.run(str(script))
     assert any("nms" in operation.name for operation in run.steps[0].graph.operations)
     assert [read.value for read in run.reads] == ["as many as there are elements"]
+
+
+def test_gradients_of_a_graph_of_their_own_are_added_out_of_place(write: Write) -> None:
+    """As the penalty of WGAN-GP asks for; against the CPU's profiler."""
+    script = write("""
+        weight = nn.Parameter(torch.ones(1 << 18))
+        optimizer = torch.optim.SGD([weight])
+        for step in range(9):
+            x = weight * 1
+            y = ((x * 2).sum() + (x * 3).sum()) * weight.mean()
+            penalty = torch.autograd.grad(y, x, create_graph=True)[0].square().sum()
+            penalty.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    """)
+    expected = pytest.approx(measure_alone(script), rel=1e-4)
+    assert predict_script(str(script), [], 3, "cpu") == expected
