@@ -53,6 +53,11 @@ def is_machinery(filename: str) -> bool:
     return filename.startswith((_TORCH, _FXMEM))
 
 
+def is_fxmem(filename: str) -> bool:
+    """Returns whether a file is one of fxmem."""
+    return filename.startswith(_FXMEM)
+
+
 def find_source() -> SourceLocation | None:
     """Finds the innermost line of the user's code that runs in the model or the loss."""
     frame = next(iterate_user_frames(sys._getframe(1)), None)

@@ -231,6 +231,12 @@ def _find_bag_gradient(
 
 def _mask(recorder: Recorder, tensor: Tensor, mask: Tensor) -> Tensor:
     indices, values = read_parts(mask)
+    if tensor.is_sparse:  # SparseBinaryOpIntersectionCommon.h: hashes, their order, and pairs
+        order, pairs = torch.arange(len(values), device=values.device), torch.empty_like(indices)
+        hashes = _flatten_indices(tensor).clone()
+        values = values.new_empty(values.shape, dtype=tensor.dtype)
+        del order, hashes, pairs
+        return _make_like(mask, indices.clone(), values)
     ones = values.new_ones(1).expand_as(values)
     return _multiply(recorder, tensor, _make_like(mask, indices, ones))
 

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from multiprocessing import get_start_method
@@ -30,7 +31,7 @@ from fxmem.errors import UsageError
 from fxmem.fakes.fake_mode import holds_fakes
 from fxmem.parallelism.process_group import be_rank
 from fxmem.patching import change_items, patch
-from fxmem.source import is_user_file
+from fxmem.source import find_source, is_fxmem, is_user_file
 
 _SETTING = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _PYTHON = re.compile(r"python[\d.]*")
@@ -85,6 +86,7 @@ class Launcher:
             torch.multiprocessing: {"start_processes": self._spawn},
             BaseProcess: {"start": self._replace_start(BaseProcess.start)},
             subprocess.Popen: {"__init__": _replace_popen(subprocess.Popen.__init__)},
+            warnings: {"showwarning": _replace_showwarning(warnings.showwarning)},
         }
         if dist.is_available():
             api = importlib.import_module("torch.distributed.launcher.api")
@@ -267,6 +269,19 @@ def _joins_group(function: Any, seen: frozenset[Any] = frozenset()) -> bool:
     for module in [value for value in named if isinstance(value, ModuleType)]:
         named += [vars(module).get(name) for name in code.co_names]
     return any(_joins_group(value, seen | {function}) for value in named)
+
+
+def _replace_showwarning(show: Callable[..., None]) -> Callable[..., None]:
+    """Has warnings of PyTorch's C++ show the script's line, not fxmem's that runs the operator."""
+
+    def showwarning(
+        message: Any, category: Any, filename: str, lineno: int, *rest: Any, **options: Any
+    ) -> None:
+        source = find_source() if is_fxmem(filename) else None
+        place = (filename, lineno) if source is None else (source.file, source.line)
+        show(message, category, *place, *rest, **options)
+
+    return showwarning
 
 
 def _replace_popen(init: Callable[..., None]) -> Callable[..., None]:

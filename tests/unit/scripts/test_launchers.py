@@ -8,11 +8,13 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fxmem
 from benchmarks.cases import import_torchvision
@@ -264,3 +266,23 @@ def test_lines_that_cannot_be_run_are_explained(write: Write) -> None:
         run_line("torchrun --no-such-option")
     with pytest.raises(UsageError, match=r"train.py started no process of rank 3"):
         fxmem.run(write("train(0)"), rank=3)
+
+
+def test_warnings_of_torch_show_the_script_s_line(write: Write) -> None:
+    script = write("""
+        places = torch.zeros(1, 3, dtype=torch.long, device="cuda")
+        weight = torch.ones(3, device="cuda", requires_grad=True)
+        torch.sparse_coo_tensor(places, weight, (4,)).to_dense().sum().backward()
+    """)
+    shown: list[tuple[str, int]] = []
+    torch.set_warn_always(True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda *call, **_: shown.append((call[2], call[3]))
+        fxmem.run(script)
+    torch.set_warn_always(False)
+    line = next(
+        at for at, text in enumerate(Path(script).read_text().splitlines(), 1) if "coo" in text
+    )
+    assert (script, line) in shown
+    assert not any("fxmem" in os.path.dirname(name) for name, _ in shown)
