@@ -284,7 +284,7 @@ def _make_fake_class(kind: type[Tensor]) -> type[Tensor]:
     if issubclass(kind, FakeTensor):
         return kind
     run: Any = kind.__torch_function__
-    names: dict[str, Any] = {}
+    names: dict[str, Any] = {"__dict__": property(_read_dict.__get__, _update_dict)}
     if hasattr(run, "__func__"):  # a class method: torch makes classes without one disable theirs
         names["__torch_function__"] = classmethod(lambda *call, **rest: run.__func__(*call, **rest))
     if issubclass(kind, nn.Parameter):  # whose results are plain tensors, whatever it does
@@ -293,6 +293,17 @@ def _make_fake_class(kind: type[Tensor]) -> type[Tensor]:
     if kind.__new__ is not Tensor.__new__:
         names["__new__"] = lambda _, *args, **kwargs: kind.__new__(kind, *args, **kwargs)
     return type(kind.__name__, (FakeTensor, kind), names)
+
+
+_read_dict: Any = vars(Tensor)["__dict__"]
+
+
+def _update_dict(fake: FakeTensor, attributes: dict[str, Any]) -> None:
+    """Gives a fake a user's attributes; its own stay. fastai sets ``result.__dict__`` so."""
+    own = _read_dict.__get__(fake)
+    for name, value in attributes.items():
+        if name not in own and not name.startswith("_fxmem"):
+            own[name] = value
 
 
 def _detach(kind: type[Tensor], fake: FakeTensor) -> Tensor:

@@ -97,6 +97,10 @@ _IN_TORCH = (
         " the inputs are {given}",
         "values of a tensor on the GPU are read, which has none here",
     ),
+    (  # of torch.nested; the texts of other places go on
+        r"^self\.shape_env must not be None$",
+        *["tensors of torch.nested are not supported: pad them"] * 2,
+    ),
     (
         r"(?i)scalar types: Long, Int|scalar type Long|dtype int32/int64",
         "an input of integers is written 4x8:int64; the inputs are {given}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -293,3 +294,24 @@ def test_operators_within_torch_func_have_nodes() -> None:
     graph = recording.steps[0].graph
     products = [each for each in graph.operations if each.name == "aten.mm.default"]
     assert products and products[0].node is not None
+
+
+class Copying(torch.Tensor):
+    """As ``TensorBase`` of fastai, which gives a result the attributes of an argument."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        if isinstance(result, Copying):
+            result.__dict__ = copy.copy(args[0].__dict__)
+        return result
+
+
+def test_attributes_of_a_subclass_go_with_its_results() -> None:
+    target = torch.ones(4).as_subclass(Copying)  # type: ignore[attr-defined]
+    target.label = "cat"
+    with fxmem.record():
+        moved = target.to("cuda") * 2
+        assert moved.label == "cat" and moved.is_cuda and isinstance(moved, Copying)

@@ -16,6 +16,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
 
 import fxmem
+from fxmem.versions.release import is_release
 
 pytestmark = pytest.mark.skipif(
     sys.version_info < (3, 11), reason="Python does not say which expression failed"
@@ -216,6 +217,12 @@ NO_GPU = "there is no GPU in an analysis: leave out what needs one besides tenso
             "the step failed at {}: RuntimeError: Tried to instantiate dummy base class"
             " _graph_pool_handle",
             NO_GPU,
+        ),
+        pytest.param(
+            lambda net, x: torch.nested.as_nested_tensor([x, x], layout=torch.jagged),
+            "the step failed at {}: AssertionError: self.shape_env must not be None",
+            "tensors of torch.nested are not supported: pad them",
+            marks=pytest.mark.skipif(not is_release(since=(2, 13)), reason="asserts say nothing"),
         ),
         (
             lambda net, x: opaque(x),
