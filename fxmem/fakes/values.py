@@ -33,8 +33,9 @@ MAX_ELEMENTS = 1 << 16
 _MOST_WHOLE = 1 << 20
 """The same of integers and truth values, such as the mask of many long texts."""
 
-DRAW, ROUTING, STAND_IN = "draw", "routing", "stand-in"
-"""Values that are assumed: a random number, the experts that tokens are sent to, and a number."""
+DRAW, ROUTING, STAND_IN, SELECTED = "draw", "routing", "stand-in", "selected"
+"""Values that are assumed: a random number, the experts that tokens are sent to, a number, and
+some of known numbers."""
 _MOST_ROUTED = 1 << 25
 """Larger masks of experts get no value."""
 _VALUE = "_fxmem_value"
@@ -57,7 +58,7 @@ class Value:
 
     real: torch.Tensor  # the least that each element may be
     memory: Memory
-    assumed: str = ""  # what it came of, if that was assumed: DRAW, ROUTING or STAND_IN
+    assumed: str = ""  # what it came of, if that was assumed: DRAW, ROUTING, STAND_IN or SELECTED
     most: torch.Tensor | None = None  # that each element may be; None if all of them are known
 
 

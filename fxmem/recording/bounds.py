@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fxmem.fakes.values import (
+    SELECTED,
     Memory,
     attach_value,
     find_most_elements,
@@ -106,7 +107,7 @@ def _bound_selection(source: Tensor, results: Sequence[Tensor]) -> None:
     with _disable_current_modes():
         bounds = value.real.min().expand(shape), most.max().expand(shape)
     memory = Memory(held=value.memory.held, copied=True)
-    attach_value(results[0], bounds[0], memory, assumed=value.assumed, most=bounds[1])
+    attach_value(results[0], bounds[0], memory, assumed=value.assumed or SELECTED, most=bounds[1])
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import replace
 
 import torch
@@ -202,6 +202,21 @@ def _is_generating() -> bool:
     while frame.f_back is not None and frame.f_code.co_name != _GENERATE:
         frame = frame.f_back
     return frame.f_code.co_name == _GENERATE
+
+
+def list_waiting(optimizers: Iterable[Optimizer], stepped: Container[int]) -> Iterator[int]:
+    """Lists the ids of the optimizers with a parameter that none has updated which stepped.
+
+    One around another has the same: davda54's SAM, whose own ``step`` a loop need not call.
+    """
+    parameters = {
+        id(optimizer): {id(each) for group in optimizer.param_groups for each in group["params"]}
+        for optimizer in optimizers
+    }
+    updated = set[int]().union(*(own for key, own in parameters.items() if key in stepped))
+    for key, own in parameters.items():
+        if key not in stepped and not own <= updated:
+            yield key
 
 
 def trains(optimizer: Optimizer, parameters: Container[int]) -> bool:

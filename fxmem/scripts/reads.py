@@ -21,7 +21,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fxmem.errors import TraceError
 from fxmem.fakes.values import (
+    SELECTED,
     find_known,
+    find_partly_known,
     find_passing_answer,
     find_usual_answer,
     is_in_while,
@@ -73,9 +75,9 @@ class ReadLog:
     def answer_scalar(self, tensor: Tensor) -> Any:
         """Makes the number that stands for a tensor's only element: 1, or what is nearest to it.
 
-        A whole number, such as a size, is the largest that it may be. Gradient scalers are told
-        that all gradients are finite. LBFGS is told that the loss falls, and runs to its last
-        iteration with a full history.
+        A size is the largest that it may be, and so is the greatest of some known numbers, such as
+        those of the graphs of some nodes. Gradient scalers are told that all gradients are finite.
+        LBFGS is told that the loss falls, and runs to its last iteration with a full history.
         """
         frame = sys._getframe(1)
         if _find_asker(frame, _SCALER) is not None:
@@ -91,8 +93,9 @@ class ReadLog:
         if (bounds := find_bounds(tensor)) is not None:
             with _disable_current_modes():
                 least, most = (bound.item() for bound in bounds)
-            is_count = self.is_size or not tensor.is_floating_point()
-            value = most if is_count else min(max(value, least), most)
+            known = find_partly_known(tensor)
+            is_selected = known is not None and known.assumed == SELECTED
+            value = most if self.is_size or is_selected else min(max(value, least), most)
         self.count += 1
         self.note(value)
         return value

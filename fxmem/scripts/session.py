@@ -36,7 +36,7 @@ from fxmem.patching import count_left, hold_process, patch
 from fxmem.recording.assemble import assemble_graph
 from fxmem.recording.autograd import watch_engine
 from fxmem.recording.saves import hook_saves, watch_saved
-from fxmem.scripts.apart import Apart, trains
+from fxmem.scripts.apart import Apart, list_waiting, trains
 from fxmem.scripts.batches import FullestBatches
 from fxmem.scripts.data import RealData
 from fxmem.scripts.launchers import Launcher
@@ -405,14 +405,14 @@ class Session:
         self._tracer._opaque_depth -= 1
         self._stepped[id(optimizer)] += 1
         self._idle.discard(id(optimizer))
-        others = {id(other) for other in self._list_optimizers()} - self._stepped.keys()
+        others = set(list_waiting(self._list_optimizers(), self._stepped))
         if self._stepped[id(optimizer)] >= _MOST_STEPS and not others <= self._idle:
             self._idle |= others
             self._recorder.notes[
                 f"{len(others)} of the script's optimizers did not step while another did"
                 f" {_MOST_STEPS} times: a step does not wait for them."
             ] = None
-        if others <= self._idle:
+        if others <= self._idle and Phase.OPTIMIZER not in self._phases:  # in another's step
             self._end_window()
 
     def _see_optimizer(self, init: Callable[..., Any]) -> Callable[..., Any]:

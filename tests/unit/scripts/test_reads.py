@@ -177,7 +177,7 @@ def test_what_is_read_is_within_what_it_may_be(
         print(count.item(), x[: (x > 0).sum()].shape, (x > 0).long().add(5).tolist())
         x.sum().backward()
     """)
-    assert capsys.readouterr().out == "7 torch.Size([4]) [5, 5, 5, 5]\n"
+    assert capsys.readouterr().out == "3 torch.Size([4]) [5, 5, 5, 5]\n"
 
 
 def test_a_confusion_matrix_has_the_size_that_was_said(run: Run) -> None:  # torchmetrics' too
@@ -188,3 +188,16 @@ def test_a_confusion_matrix_has_the_size_that_was_said(run: Run) -> None:  # tor
         print((matrix.diag().sum() / matrix.sum()).item())
         x.sum().backward()
     """)
+
+
+def test_the_greatest_of_chosen_numbers_may_be_the_last(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the graphs of the nodes that ``TopKPooling`` of PyG keeps."""
+    run("""
+        scores, graphs = torch.randn(8, requires_grad=True).cuda(), torch.arange(4).repeat(2).cuda()
+        kept = graphs[scores.argsort()[:4]]
+        print(int(kept.max()) + 1)
+        scores.sum().backward()
+    """)
+    assert capsys.readouterr().out == "4\n"

@@ -315,3 +315,31 @@ def test_attributes_of_a_subclass_go_with_its_results() -> None:
     with fxmem.record():
         moved = target.to("cuda") * 2
         assert moved.label == "cat" and moved.is_cuda and isinstance(moved, Copying)
+
+
+class Sharpness(torch.optim.Optimizer):
+    """As SAM of davda54/sam, around another optimizer; its own ``step`` need not be called."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+        self.base = torch.optim.SGD(self.param_groups, lr=0.1)
+        self.param_groups = self.base.param_groups
+
+    def step(self, closure: Any = None) -> None:
+        self.base.step()
+
+
+@pytest.mark.parametrize("calls_own_step", [False, True])
+def test_an_optimizer_around_another_makes_no_steps_of_its_own(calls_own_step: bool) -> None:
+    rounds = 0
+    with fxmem.record(steps=3) as recording:
+        model = make_model().cuda()
+        optimizer = Sharpness(model.parameters())
+        for x in draw_batches():
+            rounds += 1
+            model(x).square().mean().backward()
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            (optimizer if calls_own_step else optimizer.base).step()
+            optimizer.zero_grad()
+    assert (len(recording.steps), rounds) == (3, 4)  # left before a fourth step
