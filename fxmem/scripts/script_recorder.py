@@ -87,7 +87,7 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
 
     def run_real(self, call: DispatchedCall) -> Any:
         """Runs an operator on real tensors that makes no fake one."""
-        if _has_fakes(call) or self._makes_fake(call.func, call.tensors, call.kwargs):
+        if _has_fakes(call) or self._makes_fake(call):
             return PASS
         with no_dispatch():
             return self.hold(call.func(*call.args, **call.kwargs))
@@ -184,8 +184,9 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
                 if index != NO_STORAGE and self.ledger.storages[index].name == KEPT:
                     self.set_category(part, category, name)
 
-    def _makes_fake(self, func: Any, tensors: list[Tensor], kwargs: dict[str, Any]) -> bool:
+    def _makes_fake(self, call: DispatchedCall) -> bool:
         """Returns whether an operator of no fake tensor makes one, as factories and moves do."""
+        func, _, args, kwargs, tensors = call
         if not self.makes_fakes:
             return bool(kwargs.get("device") == self._device)
         # Whole numbers stay real: scripts index their data with them. An optimizer does not, and
@@ -194,7 +195,12 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
             return bool(tensors[0].is_floating_point()) and is_own(tensors[0].untyped_storage())
         dtype = kwargs.get("dtype")
         is_state = dtype is torch.uint8 and self._phase is Phase.OPTIMIZER
-        is_whole = func.name() in _WHOLE or (dtype in _INTEGERS and not is_state)
+        is_range = func.overloadpacket is aten.arange and dtype is None
+        is_whole = (
+            func.name() in _WHOLE
+            or (dtype in _INTEGERS and not is_state)
+            or (is_range and all(isinstance(each, int) for each in args))
+        )
         is_factory = not tensors and any(each.name == "device" for each in func._schema.arguments)
         return is_factory and not is_whole
 

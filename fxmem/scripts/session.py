@@ -130,6 +130,7 @@ class Session:
             enter = self._enter = stack.enter_context
             enter(hold_process())
             stack.callback(self._restore)
+            stack.callback(gc.unfreeze)
             memory = self._offer_counters() if target.name == "cuda" else None
             count = self._launcher.count_gpus
             enter(offer_machine(self._options, count=count, memory=memory))
@@ -309,7 +310,7 @@ class Session:
         return Analysis(setup, graph, self._options.settings, self._options.gpu)
 
     def _begin_window(self) -> None:
-        gc.collect(0)
+        gc.collect()  # reference cycles, which Python frees sooner or later
         self._apart.begin_window()
         self._stepped.clear()
         self._tracer.begin_window()
@@ -420,6 +421,7 @@ class Session:
         def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             init(optimizer, *args, **kwargs)
             self._apart.end_loading()
+            gc.freeze()  # of all modules that are imported, none dies
             if not self._optimizers:  # a backward before the first is no step
                 self.windows.call_warm_ups()
             self._optimizers.append(weakref.ref(optimizer))

@@ -343,3 +343,34 @@ def test_an_optimizer_around_another_makes_no_steps_of_its_own(calls_own_step: b
             (optimizer if calls_own_step else optimizer.base).step()
             optimizer.zero_grad()
     assert (len(recording.steps), rounds) == (3, 4)  # left before a fourth step
+
+
+class Cycle:
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor, self.itself = tensor, self
+
+
+def test_tensors_in_reference_cycles_are_freed_sooner_or_later() -> None:
+    """As a callback that a sampler keeps; Python's collector runs where it wants to."""
+    with fxmem.record(steps=4) as recording:
+        model = make_model().cuda()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for x in draw_batches():
+            cycle = Cycle(torch.ones(512, 512, device="cuda"))
+            train(model, optimizer, x)
+            del cycle
+    peaks = [step.peak_bytes for step in recording.steps]
+    assert peaks[1] == peaks[2] == peaks[3]
+
+
+def test_functions_get_the_proxies_that_a_list_holds() -> None:
+    """As e3nn writes its modules, by ``torch.einsum`` of ``torch.fx.Proxy``."""
+    with fxmem.record(steps=1) as recording:
+        graph = torch.fx.Graph()
+        tracer = torch.fx.proxy.GraphAppendingTracer(graph)
+        a, b = (torch.fx.Proxy(graph.placeholder(name), tracer) for name in "ab")
+        graph.output(torch.einsum("ij,jk->ik", [a, b]).node)
+        multiply = torch.fx.GraphModule(nn.Module(), graph)
+        weight = torch.ones(8, 8, device="cuda", requires_grad=True)
+        multiply(weight, weight).sum().backward()
+    assert recording.steps

@@ -369,3 +369,20 @@ def test_gradients_of_a_graph_of_their_own_are_added_out_of_place(write: Write) 
     """)
     expected = pytest.approx(measure_alone(script), rel=1e-4)
     assert predict_script(str(script), [], 3, "cpu") == expected
+
+
+def test_ranges_on_the_cpu_are_real(write: Write) -> None:
+    """As ``pack_padded_sequence`` sorts lengths with one; against the CPU's profiler."""
+    script = write("""
+        torch.manual_seed(0)
+        lstm, utils = nn.LSTM(8, 8, batch_first=True), nn.utils.rnn
+        optimizer = torch.optim.Adam(lstm.parameters())
+        for step in range(9):
+            lengths = torch.randint(1, 20, (32,))
+            x = utils.pack_padded_sequence(torch.randn(32, 20, 8), lengths, True, False)
+            out, _ = utils.pad_packed_sequence(lstm(x)[0], batch_first=True)
+            optimizer.zero_grad()
+            out.sum().backward()
+            optimizer.step()
+    """)
+    assert predict_script(str(script), [], 3, "cpu") == measure_alone(script)
