@@ -60,6 +60,8 @@ _HOST = torch.device("cpu")
 LOAD = "host.load"
 """Name of the operation in which real tensors begin to count."""
 _WHOLE = frozenset({"aten::randint", "aten::randint.low", "aten::randperm"})
+_LONGEST_ROW = 4096
+"""Numbers of a schedule, such as times or the noise of diffusion's steps, at which code looks."""
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -262,7 +264,8 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         options = {"dtype": dtype, "device": self._device}
         call = DispatchedCall(_empty_strided, (), (tuple(tensor.shape), strides), options, [])
         made: Tensor = self.record(call)
-        if tensor.numel() == 1 or is_index(tensor):
+        is_row = tensor.dim() == 1 and not isinstance(tensor, nn.Parameter)
+        if tensor.numel() == 1 or is_index(tensor) or (is_row and tensor.numel() <= _LONGEST_ROW):
             with no_dispatch():
                 value = tensor.to(dtype)
             remember_constant(made, value)

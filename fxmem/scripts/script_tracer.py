@@ -194,7 +194,8 @@ class ScriptTracer(Tracer):
             made = f"{self._scopes[-1]}.{type(module).__name__}".strip(".")
             scope = made if fqn is None else fqn
             enter = functools.partial(self._enter, scope, run, args, kwargs)
-            if not (has_parameters and is_outermost):
+            is_transformed = torch._C._functorch.peek_interpreter_stack() is not None
+            if not (has_parameters and is_outermost) or is_transformed:  # by torch.func.grad
                 return enter()
             if not self._recorder.makes_fakes:
                 enter = functools.partial(self.micro_batches.call, enter, module, (args, kwargs))

@@ -59,6 +59,11 @@ _CAUSES = (
         "the extension {0} of C++ or CUDA{at} does not compile here",
         "what its kernels take is unknown to fxmem: leave it out",
     ),
+    (  # of strided ones, and of jagged ones: the texts of other places go on
+        r"aten[.:]+_nested_\w+|^self\.shape_env must not be None$",
+        "tensors of torch.nested{at} are not supported",
+        "pad them",
+    ),
     (
         r"no fake impl registered for <CustomOpDef\((.*?)\)>",
         "the operator {0}{at} does not run on tensors without data",
@@ -96,10 +101,6 @@ _IN_TORCH = (
         "values of a tensor are read, which has none: sequences are to be packed in forward;"
         " the inputs are {given}",
         "values of a tensor on the GPU are read, which has none here",
-    ),
-    (  # of torch.nested; the texts of other places go on
-        r"^self\.shape_env must not be None$",
-        *["tensors of torch.nested are not supported: pad them"] * 2,
     ),
     (
         r"(?i)scalar types: Long, Int|scalar type Long|dtype int32/int64",

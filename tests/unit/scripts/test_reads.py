@@ -190,6 +190,17 @@ def test_a_confusion_matrix_has_the_size_that_was_said(run: Run) -> None:  # tor
     """)
 
 
+def test_numbers_of_a_schedule_are_known(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """As torchsde looks at the times that it is given, and samplers of diffusion at their noise."""
+    run("""
+        times = torch.linspace(0, 1, 5).to("cuda")
+        weight = torch.ones(4, requires_grad=True, device="cuda")
+        print(all(a < b for a, b in zip(times, times[1:])), times[3].item())
+        (weight * times[2]).sum().backward()
+    """)
+    assert capsys.readouterr().out == "True 0.75\n"
+
+
 def test_the_greatest_of_chosen_numbers_may_be_the_last(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -283,16 +283,16 @@ def test_data_parallel_on_several_gpus_is_refused() -> None:
 
 
 def test_operators_within_torch_func_have_nodes() -> None:
-    weight = nn.Parameter(torch.ones(16, 16))
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU())
 
-    def compute_loss(x: Tensor, weight: Tensor) -> Tensor:
-        return (x @ weight).square().sum()
+    def compute_loss(x: Tensor) -> Tensor:
+        return model(x).square().sum()  # type: ignore[no-any-return]
 
     with fxmem.record(steps=1) as recording:
-        gradient = torch.func.grad(compute_loss, 1)(torch.ones(8, 16).cuda(), weight.cuda())
-        gradient.sum()
+        model.cuda()
+        torch.func.vmap(torch.func.grad(compute_loss))(torch.ones(8, 16).cuda()).sum()
     graph = recording.steps[0].graph
-    products = [each for each in graph.operations if each.name == "aten.mm.default"]
+    products = [each for each in graph.operations if "mm" in each.name]
     assert products and products[0].node is not None
 
 
