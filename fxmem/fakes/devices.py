@@ -318,11 +318,9 @@ def spell_device(
         return Tensor.to, (args[0], "cuda" if kind.is_cuda else "cpu", kind.dtype), {}
     if kwargs.get("pin_memory"):  # which makes copies to a GPU faster
         kwargs = {**kwargs, "pin_memory": False}
-    if (
-        func is Tensor.new and isinstance(args[1], Tensor) and args[0].is_sparse
-    ):  # torch.optim.SparseAdam
-        return torch.sparse_coo_tensor, args[1:], {}
     if func is Tensor.new and isinstance(args[0], FakeTensor):
+        if args[0].is_sparse:  # torch.optim.SparseAdam
+            return torch.sparse_coo_tensor, args[1:], {}
         is_of_values = len(args) == 2 and not isinstance(args[1], int | torch.Size)
         func = Tensor.new_tensor if is_of_values else Tensor.new_empty
         args = args if len(args) == 2 and not isinstance(args[1], int) else (args[0], args[1:])

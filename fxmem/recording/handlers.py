@@ -16,7 +16,7 @@ from fxmem.fakes.sparse import raise_layout
 from fxmem.kernels.registry import Backend
 from fxmem.parallelism.collectives import is_count, run_collective
 from fxmem.parallelism.foreach import run_on_locals
-from fxmem.recording.sparse import run_on_parts
+from fxmem.recording.sparse import BAG, BAG_IS_SPARSE, MAKERS, run_on_parts
 from fxmem.source import find_source
 from fxmem.versions.operators import aten
 
@@ -24,15 +24,6 @@ if TYPE_CHECKING:
     from fxmem.recording.recorder import Recorder
 
 _detach = aten.detach.default
-_BAG, _BAG_IS_SPARSE = aten._embedding_bag_backward.default, 9
-"""An operator, and the position of its flag."""
-_SPARSE_MAKERS = frozenset(
-    {
-        aten._sparse_coo_tensor_with_dims_and_tensors.default,
-        aten._to_sparse.default,
-        aten._to_sparse.sparse_dim,
-    }
-)
 PASS: Any = object()
 """Result of a handler that leaves a call to the next one."""
 _MOST_ELEMENTS = 1 << 45
@@ -96,9 +87,9 @@ def run_wrapper(recorder: Recorder, call: DispatchedCall) -> Any:
 def run_sparse(recorder: Recorder, call: DispatchedCall) -> Any:
     """Runs an operator on sparse tensors as operators on their indices and values."""
     func = call.func
-    is_bag = func is _BAG and call.args[_BAG_IS_SPARSE]
-    if is_bag or func in _SPARSE_MAKERS or any(tensor.is_sparse for tensor in call.tensors):
-        return run_on_parts(recorder, call.func, call.args, call.kwargs)
+    is_bag = func is BAG and call.args[BAG_IS_SPARSE]
+    if is_bag or func in MAKERS or any(tensor.is_sparse for tensor in call.tensors):
+        return run_on_parts(recorder, func, call.args, call.kwargs)
     return PASS
 
 

@@ -16,13 +16,17 @@ from torch.utils._mode_utils import no_dispatch
 
 from fxmem.errors import TraceError
 from fxmem.fakes.sparse import assign_parts, make_sparse, read_parts
-from fxmem.fakes.values import find_known
+from fxmem.fakes.values import find_attached, find_known
 from fxmem.versions.operators import aten
 
 if TYPE_CHECKING:
     from fxmem.recording.recorder import Recorder
 
 _MAKE = aten._sparse_coo_tensor_with_dims_and_tensors.default
+MAKERS = frozenset({_MAKE, aten._to_sparse.default, aten._to_sparse.sparse_dim})
+"""Operators that make sparse tensors of dense ones."""
+BAG, BAG_IS_SPARSE = aten._embedding_bag_backward.default, 9
+"""One that makes a sparse gradient or a dense one, and the position of its flag."""
 _MEAN = 1
 """The mode of a bag that divides by its size."""
 _QUERIES = frozenset(
@@ -259,6 +263,8 @@ def _add_in_place(recorder: Recorder, one: Tensor, other: Tensor, *, alpha: Any 
         return _assign(recorder, one, _add(recorder, one, other, alpha=alpha))
     indices, values = read_parts(other)
     if recorder.target.name == "cpu" or other.is_coalesced():
+        if (value := find_attached(one)) is not None:
+            value.memory.known = False
         return one.fill_(0)  # written, without more memory
     rows = one.view(-1, *one.shape[len(indices) :])
     rows.index_add_(0, _flatten_indices(other), values, alpha=alpha)
@@ -331,7 +337,7 @@ _OPERATORS: dict[Any, Callable[..., Tensor]] = {
     aten._to_dense.default: _make_dense,
     aten._to_sparse.default: _make_sparse,
     aten._to_sparse.sparse_dim: _make_sparse,
-    aten._embedding_bag_backward.default: _find_bag_gradient,
+    BAG: _find_bag_gradient,
     aten.sparse_mask.default: _mask,
     aten.add.Tensor: _add,
     aten.add_.Tensor: _add_in_place,

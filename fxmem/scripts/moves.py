@@ -47,7 +47,7 @@ class Moves:
             (torch.utils, "swap_tensors", lambda swap: self._swap),
             (Tensor, "_make_subclass", _make_subclass_of_fakes),
             (Tensor, "as_subclass", _make_subclass_on_fakes),
-            (FakeTensor, "__new__", _make_parameter_of_class),
+            (FakeTensor, "__new__", _make_by_class),
         ]
 
     def restore(self) -> None:
@@ -106,18 +106,22 @@ def _make_subclass_on_fakes(as_subclass: Callable[..., Any]) -> Any:
     return make
 
 
-def _make_parameter_of_class(make: Callable[..., Any]) -> Any:
-    """Makes a parameter where ``type(parameter)`` is called, with what the parameter's dict holds.
+def _make_by_class(make: Callable[..., Any]) -> Any:
+    """Makes a tensor where ``type(tensor)`` is called with another, and a parameter likewise.
 
-    ``init_on_device`` of accelerate (``big_modeling.py``) and of transformers 4 does so.
+    ``init_on_device`` of accelerate (``big_modeling.py``) and of transformers 4 hands over what
+    the parameter's dict holds.
     """
 
-    def make_parameter(kind: type[Tensor], *args: Any, **kwargs: Any) -> Any:
-        if args and isinstance(args[0], Tensor):
-            return nn.Parameter(args[0], bool(kwargs.get("requires_grad")))
-        return make(kind, *args, **kwargs)
+    def make_alike(kind: type[Tensor], *args: Any, **kwargs: Any) -> Any:
+        if not (args and isinstance(args[0], Tensor)):
+            return make(kind, *args, **kwargs)
+        if "requires_grad" in kwargs:
+            return nn.Parameter(args[0], bool(kwargs["requires_grad"]))
+        data = args[0].detach()
+        return view_as_fake_subclass(kind, data) if _is_fake(data) else data
 
-    return make_parameter
+    return make_alike
 
 
 def _swap_tensors(one: Any, other: Any) -> None:

@@ -116,7 +116,9 @@ class ScriptTracer(Tracer):
         for kind in types:
             if not issubclass(kind, Tensor):  # such as tensordict's
                 with self:
-                    return kind.__torch_function__(func, types, args, kwargs)
+                    result = kind.__torch_function__(func, types, args, kwargs)
+                if result is not NotImplemented:
+                    return result
         func, args, kwargs = spell_device(func, args, kwargs)
         if func in _COPIES and fakes and not isinstance(args[0], Tensor):  # a list of scalars
             values = tree_map_only(Tensor, Tensor.item, args[0])

@@ -190,6 +190,19 @@ def test_a_confusion_matrix_has_the_size_that_was_said(run: Run) -> None:  # tor
     """)
 
 
+def test_sums_of_sparse_tensors_are_not_known(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run("""
+        weight = torch.ones(3, requires_grad=True, device="cuda")
+        places = torch.arange(3, device="cuda").expand(2, 3)
+        options = {"is_coalesced": True, "check_invariants": False}
+        matrix = torch.sparse_coo_tensor(places, weight.detach() * 2, (4, 4), **options)
+        print(matrix.to_dense().sum().item())
+        weight.new().new_ones(1)
+        weight.sum().backward()
+    """)
+    assert capsys.readouterr().out == "1.0\n"  # as any number that is not known
+
+
 def test_numbers_of_a_schedule_are_known(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     """As torchsde looks at the times that it is given, and samplers of diffusion at their noise."""
     run("""

@@ -262,7 +262,7 @@ class Trainer:
 
 
 def test_classes_that_differ_from_torch_s_own() -> None:
-    with fxmem.record() as recording:
+    with fxmem.record():
         Trainer().fit()
         listing = Listing().cuda()
         x = Labelled(torch.ones(8, 4, device="cuda"))
@@ -270,7 +270,6 @@ def test_classes_that_differ_from_torch_s_own() -> None:
         assert isinstance(x * 2, Labelled) and isinstance(made, Labelled) and made.is_cuda
         (x @ listing.vars[0]).sum().backward()
         assert listing.vars[0].grad is not None
-    assert recording.peak.nbytes > 0
 
 
 def test_data_parallel_on_several_gpus_is_refused() -> None:
@@ -354,13 +353,14 @@ def test_tensors_in_reference_cycles_are_freed_sooner_or_later() -> None:
     """As a callback that a sampler keeps; Python's collector runs where it wants to."""
     with fxmem.record(steps=4) as recording:
         model = make_model().cuda()
+        Cycle(torch.ones(2048, 2048, device="cuda"))  # lost while the script loads
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         for x in draw_batches():
             cycle = Cycle(torch.ones(512, 512, device="cuda"))
             train(model, optimizer, x)
             del cycle
     peaks = [step.peak_bytes for step in recording.steps]
-    assert peaks[1] == peaks[2] == peaks[3]
+    assert peaks[1] == peaks[2] == peaks[3] < 30 << 20  # cuBLAS' 16 MiB, and not the lost 16
 
 
 def test_functions_get_the_proxies_that_a_list_holds() -> None:
@@ -373,4 +373,14 @@ def test_functions_get_the_proxies_that_a_list_holds() -> None:
         multiply = torch.fx.GraphModule(nn.Module(), graph)
         weight = torch.ones(8, 8, device="cuda", requires_grad=True)
         multiply(weight, weight).sum().backward()
-    assert recording.steps
+    names = [operation.name for operation in recording.steps[0].graph.operations]
+    assert any("mm" in name for name in names)
+
+
+def test_the_class_of_a_tensor_makes_no_parameter_of_another() -> None:
+    with fxmem.record():
+        x = torch.ones(4, device="cuda")
+        made = type(x)(x * 2)
+        assert made.is_cuda and not isinstance(made, nn.Parameter)
+        copied = type(x.as_subclass(Copying))(x)  # type: ignore[attr-defined]
+        assert isinstance(copied, Copying)
