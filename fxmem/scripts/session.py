@@ -421,9 +421,8 @@ class Session:
         def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             init(optimizer, *args, **kwargs)
             self._apart.end_loading()
-            gc.collect(0)
-            gc.freeze()  # later collections need not look at what was imported and loaded
             if not self._optimizers:  # a backward before the first is no step
+                gc.freeze()  # later collections need not look at what was imported and loaded
                 self.windows.call_warm_ups()
             self._optimizers.append(weakref.ref(optimizer))
 
