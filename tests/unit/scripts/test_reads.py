@@ -219,7 +219,8 @@ def test_the_greatest_of_chosen_numbers_may_be_the_last(
 ) -> None:
     """As the graphs of the nodes that ``TopKPooling`` of PyG keeps."""
     run("""
-        scores, graphs = torch.randn(8, requires_grad=True).cuda(), torch.arange(4).repeat(2).cuda()
+        scores = torch.randn(8, requires_grad=True, device="cuda")
+        graphs = torch.arange(4).repeat(2).cuda()
         kept = graphs[scores.argsort()[:4]]
         print(int(kept.max()) + 1)
         scores.sum().backward()
