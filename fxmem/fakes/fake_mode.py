@@ -347,18 +347,24 @@ def _find_spans(leaves: Iterable[object]) -> dict[int, tuple[int, int]]:
 
 
 @functools.cache
-@functools.cache
 def is_wrapper(kind: type) -> bool:
     """Returns whether tensors of a class wrap others, on which their operators run: DTensor."""
     return hasattr(kind, "__tensor_flatten__") and not issubclass(kind, FakeTensor)
 
 
 def find_inner(tensor: Tensor) -> Tensor:
-    """Finds the tensor that holds the memory of a DTensor; returns another itself."""
-    while is_wrapper(type(tensor)):
-        wrapper: Any = tensor
-        tensor = getattr(wrapper, wrapper.__tensor_flatten__()[0][0])
-    return tensor
+    """Finds the tensor that holds the memory of a DTensor or of ``torch.func``'s wrapper.
+
+    Returns another tensor itself.
+    """
+    while True:
+        if is_wrapper(type(tensor)):
+            wrapper: Any = tensor
+            tensor = getattr(wrapper, wrapper.__tensor_flatten__()[0][0])
+        elif torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            tensor = torch._C._functorch.get_unwrapped(tensor)
+        else:
+            return tensor
 
 
 def holds_fakes(value: object) -> bool:

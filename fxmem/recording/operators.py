@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fxmem.fakes.containers import iterate_tensors
-from fxmem.fakes.fake_mode import TensorCopier
+from fxmem.fakes.fake_mode import TensorCopier, find_inner
 from fxmem.fakes.operator_cache import Key, OperatorCache, make_key
 from fxmem.fakes.values import DRAW, ROUTING, find_known, remember_constant
 from fxmem.graph import Effect, FirstOperation, Operation, Phase, SourceLocation
@@ -78,10 +78,10 @@ class RealTensorCache:
 
         Must be called with the step's fake mode active.
         """
-        if isinstance(tensor, FakeTensor) or type(tensor) not in _PLAIN or tensor.is_sparse:
+        if type(tensor) in _PLAIN:  # torch.func.grad and vmap give theirs no class of its own
+            tensor = find_inner(tensor)
+        if type(tensor) not in _PLAIN or tensor.is_sparse:
             return tensor
-        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # by torch.func.grad or vmap
-            return self.find_fake(torch._C._functorch.get_unwrapped(tensor))
         fake = self._fakes.get(tensor)
         if fake is None:
             mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)

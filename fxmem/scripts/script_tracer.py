@@ -109,7 +109,7 @@ class ScriptTracer(Tracer):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        tensors = map(_find_innermost, iterate_tensors((args, kwargs)))
+        tensors = map(find_inner, iterate_tensors((args, kwargs)))
         fakes = [tensor for tensor in tensors if isinstance(tensor, FakeTensor)]
         if func is Tensor.pin_memory:
             return args[0]
@@ -306,13 +306,6 @@ class ScriptTracer(Tracer):
                 self._add_root(module)
                 parameters = parameters - own
         return self.label_modules()
-
-
-def _find_innermost(tensor: Tensor) -> Tensor:
-    """Finds the tensor that holds the memory of one that ``torch.func.grad`` or ``vmap`` made."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = torch._C._functorch.get_unwrapped(tensor)
-    return find_inner(tensor)
 
 
 def _is_fake(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> bool:
