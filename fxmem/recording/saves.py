@@ -17,7 +17,7 @@ from fxmem.patching import count_left, patch
 from fxmem.recording.autograd import is_own_output
 from fxmem.recording.ledger import NO_STORAGE
 from fxmem.recording.recorder import Recorder
-from fxmem.versions.fallbacks import find_saving_hooks
+from fxmem.versions.fallbacks import find_saving_hooks, tells_saving_hooks
 from fxmem.versions.operators import aten
 
 _saving: Any = torch._C._autograd
@@ -50,7 +50,14 @@ def watch_saved(recorder: Recorder) -> Iterator[None]:
 
 @contextmanager
 def take_hooks_off() -> Iterator[None]:
-    """Takes the recording's hooks off within: transforms that Dynamo traces refuse any."""
+    """Takes the recording's hooks off within: transforms that Dynamo traces refuse any.
+
+    Where PyTorch does not tell whose hooks are on, they stay, and nothing refuses them.
+    """
+    if not tells_saving_hooks():
+        with patch({_saving: {"_saved_tensors_hooks_disable": lambda _message: None}}):
+            yield
+        return
     own = []
     while (hooks := find_saving_hooks()) and hooks[1] is _unpack:
         own.append(hooks)

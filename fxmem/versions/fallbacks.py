@@ -57,8 +57,12 @@ def find_saving_hooks() -> tuple[Any, ...]:
     Source: ``torch/csrc/autograd/init.cpp``, ``_top_saved_tensors_default_hooks``, from 2.8 on.
     Before, PyTorch does not tell: the result is empty.
     """
-    find = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
-    return find(True) or () if find is not None else ()
+    return _autograd._top_saved_tensors_default_hooks(True) or () if tells_saving_hooks() else ()
+
+
+def tells_saving_hooks() -> bool:
+    """Returns whether PyTorch tells which hooks are in force."""
+    return hasattr(_autograd, "_top_saved_tensors_default_hooks")
 
 
 def keeps_casts_in_inference() -> bool:

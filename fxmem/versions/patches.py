@@ -209,6 +209,11 @@ _ROWS: tuple[tuple[str, ...], ...] = (
         "disable_saved_tensors_hooks",
         "let transforms of torch.func run while saved tensors are watched",
     ),
+    (
+        "torch._C._autograd",
+        "_saved_tensors_hooks_disable",
+        "before 2.8, let Dynamo trace transforms of torch.func while saved tensors are watched",
+    ),
     ("torch.storage.UntypedStorage", "resize_", "see storages resized"),
     ("torch.autograd", "_make_grads _engine_run_backward", "see backward begin and end"),
     ("torch.optim.optimizer.Optimizer", "__init__", "see a script's optimizers"),

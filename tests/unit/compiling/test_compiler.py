@@ -23,7 +23,6 @@ from fxmem import Category, TraceError, UsageError
 from fxmem.scripts.recording import Recording
 from fxmem.scripts.script_run import Progress
 from fxmem.units import format_bytes
-from fxmem.versions.release import is_release
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),
@@ -385,7 +384,6 @@ def test_quantiles_are_compiled_that_the_host_would_check() -> None:
     assert analysis.setup.compile == "compiled"
 
 
-@pytest.mark.skipif(not is_release(since=(2, 8)), reason="torch does not tell which hooks are on")
 def test_gradients_taken_in_compiled_code() -> None:
     """As Liger's chunked losses take them: a chunk of scores is there at a time, not all."""
 
