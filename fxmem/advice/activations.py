@@ -88,7 +88,7 @@ def _chunk(edit: StepEdit, scores: Storage, product: Operation) -> Iterator[Stor
     begin, last = backward[0].index, (head or backward)[-1].index
     for operation in backward:
         if operation.node != product.node:
-            family += (s for s in edit.made.get(operation.index, ()) if prod(s.shape) >= size)
+            family += edit.list_results(operation, size)
     for storage in family:
         part = -(-storage.nbytes // _CHUNKS)
         died = storage.died if storage.died is not None else last

@@ -139,15 +139,19 @@ class StepEdit:
         Returns:
             The storages, and all operations that read one of them, in order.
         """
-        family = [s for s in self.made.get(product.index, ()) if prod(s.shape) >= size]
+        family = self.list_results(product, size)
         operations = {product.index: product}
         for storage in family:  # grows: what is computed of the product, and then of that
             for operation in self.readers.get(storage.index, ()):
                 if operation.phase in FORWARD and operation.index not in operations:
                     operations[operation.index] = operation
-                    made = self.made.get(operation.index, ())
-                    family += (s for s in made if prod(s.shape) >= size)
+                    family += self.list_results(operation, size)
         return family, [operations[index] for index in sorted(operations)]
+
+    def list_results(self, operation: Operation, size: float) -> list[Storage]:
+        """Lists what an operation makes of so many elements at least, but for its workspace."""
+        made = (s for s in self.made.get(operation.index, ()) if prod(s.shape) >= size)
+        return [storage for storage in made if storage.category is not Category.WORKSPACE]
 
     def fuse(
         self,

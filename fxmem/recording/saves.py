@@ -8,9 +8,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from fxmem.fakes.containers import iterate_stored
+from fxmem.fakes.devices import translate_inside_operator
 from fxmem.fakes.values import keep_value
 from fxmem.graph import RESIDENT
 from fxmem.patching import count_left, patch
@@ -43,9 +46,29 @@ def watch_saved(recorder: Recorder) -> Iterator[None]:
                     functools.partial(_pack, recorder, count_left()), _unpack
                 )
 
-    replaced = {torch.autograd.graph: {"disable_saved_tensors_hooks": disable_hooks}}
+    replaced = {
+        torch.autograd.graph: {"disable_saved_tensors_hooks": disable_hooks},
+        saved_tensors_hooks: {"__init__": _replace_init(saved_tensors_hooks.__init__)},
+    }
     with hook_saves(recorder), patch(replaced):
         yield
+
+
+def _replace_init(init: Any) -> Any:
+    """Lets hooks of the code, which an operator calls, run as the code beside them does.
+
+    Those of ``torch.utils.checkpoint`` do without.
+    """
+
+    def init_hooks(self: Any, pack_hook: Any, unpack_hook: Any) -> None:
+        def pack(tensor: Tensor) -> Any:
+            with translate_inside_operator():
+                return pack_hook(tensor)
+
+        is_own = type(self).__module__ == torch.utils.checkpoint.__name__
+        init(self, pack_hook if is_own else pack, unpack_hook)
+
+    return init_hooks
 
 
 @contextmanager
@@ -71,9 +94,7 @@ def take_hooks_off() -> Iterator[None]:
 
 def hook_saves(recorder: Recorder) -> Any:
     """Makes a context in which what autograd saves is recorded, for this thread."""
-    return torch.autograd.graph.saved_tensors_hooks(
-        functools.partial(_pack, recorder, count_left()), _unpack
-    )
+    return saved_tensors_hooks(functools.partial(_pack, recorder, count_left()), _unpack)
 
 
 def _pack(recorder: Recorder, left: int, tensor: Tensor) -> Tensor:

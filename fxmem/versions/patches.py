@@ -210,6 +210,11 @@ _ROWS: tuple[tuple[str, ...], ...] = (
         "let transforms of torch.func run while saved tensors are watched",
     ),
     (
+        "torch.autograd.graph.saved_tensors_hooks",
+        "__init__",
+        "let hooks of a user's code name devices",
+    ),
+    (
         "torch._C._autograd",
         "_saved_tensors_hooks_disable",
         "before 2.8, let Dynamo trace transforms of torch.func while saved tensors are watched",

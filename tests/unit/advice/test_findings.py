@@ -107,6 +107,18 @@ def test_no_logits_of_a_small_vocabulary(words: int) -> None:
     assert "FX101" not in [finding.code for finding in step.findings]
 
 
+def test_a_workspace_is_no_logits() -> None:
+    """A classifier's first step, in which the products of the head take cuBLAS's workspaces."""
+    with fxmem.record(gpu="h100", steps=1) as recording:
+        model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        model.append(nn.Linear(64, 10)).cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        output = model(torch.ones(8, 3, 32, 32, device="cuda"))
+        F.cross_entropy(output, torch.zeros(8, dtype=torch.int64, device="cuda")).backward()
+        optimizer.step()
+    assert "FX101" not in [finding.code for finding in recording.steps[0].findings]
+
+
 def test_no_logits_where_features_are_averaged() -> None:
     net = Runs(lambda net, x: net.linear(x).mean(1), linear=nn.Linear(64, 512))
     step = fxmem.analyze(net, "64x256x64", loss="cross_entropy")
