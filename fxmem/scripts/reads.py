@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fxmem.errors import TraceError
 from fxmem.fakes.values import (
     SELECTED,
+    STAND_IN,
     find_known,
     find_partly_known,
     find_passing_answer,
@@ -88,7 +89,10 @@ class ReadLog:
                 return line.strip().startswith(_PROGRESS)
             return 1 / next(self._losses)
         if tensor.dtype == torch.bool:
-            return self.answer_truth(frame)
+            known = find_known(tensor)
+            with _disable_current_modes():
+                is_true = known is not None and known.assumed == STAND_IN and bool(known.real)
+            return self.answer_truth(frame, is_usual=is_true)
         value: Any = 1.0 if tensor.is_floating_point() else 1
         if (bounds := find_bounds(tensor)) is not None:
             with _disable_current_modes():
@@ -100,12 +104,17 @@ class ReadLog:
         self.note(value)
         return value
 
-    def answer_truth(self, frame: FrameType) -> bool:
-        """Answers a test that code within a frame makes of an unknown truth value."""
+    def answer_truth(self, frame: FrameType, *, is_usual: bool = False) -> bool:
+        """Answers a test that code within a frame makes of an unknown truth value.
+
+        Args:
+            frame: Where the answer is sought.
+            is_usual: The value is True if nothing is peculiar.
+        """
         passing = find_passing_answer(frame)
         if passing is not None:
             return passing
-        answer = find_usual_answer(frame)
+        answer = is_usual or find_usual_answer(frame)
         self.note(answer, decides=True)
         return answer
 

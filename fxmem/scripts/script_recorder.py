@@ -63,6 +63,7 @@ _WHOLE = frozenset({"aten::randint", "aten::randint.low", "aten::randperm"})
 _LONGEST_ROW = 4096
 """Numbers of a schedule, such as times or the noise of diffusion's steps, at which code looks."""
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_ANY = (aten.any.default, aten.all.default)
 
 
 class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
@@ -131,13 +132,16 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         is_read = value.assumed == STAND_IN or not self.in_model
         return self.reads.answer_scalar(call.args[0]) if is_read else PASS
 
-    def _stand_in(self, result: Any) -> None:
+    def _stand_in(self, call: DispatchedCall, result: Any) -> None:
         """Lets a whole number that is not known be 1, as where it is read.
 
-        What is computed of it then agrees with it: the end of a slice lies behind its start.
+        What is computed of it then agrees with it: the end of a slice lies behind its start. Nor
+        are all of some floating numbers zeros: Prodigy keeps no copy of a weight that is.
         """
+        is_any = call.func in _ANY and call.args[0].is_floating_point()
         for made in list_tensors((result,)):
-            is_number = type(made) is FakeTensor and made.dim() == 0 and made.dtype in _INTEGERS
+            is_whole = made.dtype in _INTEGERS or is_any
+            is_number = type(made) is FakeTensor and made.dim() == 0 and is_whole
             if is_number and find_partly_known(made) is None:
                 fill_value(made, 1, 1, assumed=STAND_IN)
 
@@ -145,7 +149,7 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         """Records an operator, with an answer where values decide over its result."""
         try:
             result = self.record(call)
-            self._stand_in(result)
+            self._stand_in(call, result)
             return result
         except DataDependentOutputException:
             if call.func in (aten.equal.default, aten.allclose.default):

@@ -226,3 +226,20 @@ def test_the_greatest_of_chosen_numbers_may_be_the_last(
         scores.sum().backward()
     """)
     assert capsys.readouterr().out == "4\n"
+
+
+def test_not_all_numbers_are_zeros(run: Run) -> None:
+    """Prodigy (prodigyopt 1.1) keeps a copy of each weight that is not."""
+    text = """
+    weight = torch.randn(512, 512, device="cuda", requires_grad=True)
+    optimizer = torch.optim.SGD([weight], 0.1)
+    for _ in range(3):
+        weight.square().sum().backward()
+        optimizer.step()
+        if not optimizer.state[weight]:
+            is_wrong = weight.isnan().any()
+            optimizer.state[weight]["p0"] = weight.detach().clone() if weight.any() else is_wrong
+    """
+    (*_, last) = run(text).steps
+    states = [s for s in last.graph.storages if s.category is fxmem.Category.OPTIMIZER_STATE]
+    assert [state.nbytes for state in states] == [512 * 512 * 4]
