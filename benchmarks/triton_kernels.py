@@ -84,8 +84,12 @@ _CAUSES = """
   module no router is assumed. `kto_loss` of `huggingface` selects by random labels; not verified.
 - `fused_linear_grpo_loss`: 2,068 MiB less there in all sizes. Inductor of torch 2.13 fails on one
   of its graphs (`produce_guards`), and what it was given stays; alone, the first size is equal.
-- `orpo_loss`, `cpo_loss`, `simpo_loss`, and `kto_loss` of `liger`: 2,083, 2,083, 2,084 and 1,268
-  MiB more there in all sizes, also of `huggingface`. Not found.
+- `orpo_loss`, `cpo_loss`, `simpo_loss`: 2,083 or 2,084 MiB more there in all sizes, also of
+  `huggingface`. 2,084.05 are, to the KiB, what one call of `liger` with two chunks holds: weight,
+  input, their gradients, a chunk, targets and loss. In torch 2.5 the first calls that compile stay
+  in cycles until Python's collector runs (2.5.1 on the CPU: those of two and four sequences).
+- `kto_loss` of `liger`: 510 MiB more there, and 1,268 from the second size on: calls too, as it
+  seems.
 - `fused_linear_cross_entropy` of `liger`: about a chunk of logits more there (31.3 MiB for 4,096
   tokens, and in proportion) than the source at that commit allocates. Not found.
 """
