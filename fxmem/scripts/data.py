@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +19,8 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fxmem.fakes.fake_mode import holds_fakes
+from fxmem.fakes.files import FakeFiles
+from fxmem.fakes.pickling import dump_fakes, load_fakes
 from fxmem.parallelism.process_group import run_outside_modes
 from fxmem.patching import patch
 from fxmem.scripts.apart import Apart
@@ -25,6 +29,16 @@ from fxmem.scripts.reads import find_lines
 from fxmem.scripts.script_recorder import ScriptRecorder
 from fxmem.scripts.windows import Windows
 from fxmem.tracing.compiled import patch_when_imported
+
+_KEPT = b"shapes alone, of fxmem\n"
+"""Head of a file that stands for one that has values, too."""
+
+
+@dataclass(frozen=True)
+class _Unwritten:
+    """Fake tensors on their way to a file."""
+
+    tensors: Any
 
 
 class RealData:
@@ -48,6 +62,7 @@ class RealData:
         self._windows = windows
         self._batches = batches
         self._apart = apart
+        self._files = FakeFiles()
 
     def list_replacements(self) -> list[tuple[Any, str, Callable[..., Any]]]:
         """Lists owners, names, and functions that make a replacement of the function there."""
@@ -72,6 +87,7 @@ class RealData:
     def watch_writers(self) -> Iterator[None]:
         """Keeps fake tensors out of files of safetensors and of distributed checkpoints, within."""
         with (
+            self._files.watch(),
             patch_when_imported("safetensors.torch", self._replace_writers),
             patch_when_imported("torch.distributed.checkpoint", self._replace_savers),
         ):
@@ -92,18 +108,30 @@ class RealData:
         flatten = next(name for name in ("_flatten_as_ptr", "_flatten") if hasattr(module, name))
         replaced = {flatten: _flatten_real(getattr(module, flatten))}
         for name in ("serialize", "serialize_file"):
-            replaced[name] = self._write_nothing(getattr(module, name))
+            replaced[name] = self._keep_flat(getattr(module, name))
+        replaced["load_file"] = self._load_flat(module.load_file)
         return patch({module: replaced})
 
-    def _write_nothing(self, write: Callable[..., Any]) -> Callable[..., Any]:
-        def write_or_note(flat: Any, *args: Any, **kwargs: Any) -> Any:
-            if flat is not None:
-                return write(flat, *args, **kwargs)
+    def _keep_flat(self, write: Callable[..., Any]) -> Callable[..., Any]:
+        def write_or_keep(flat: Any, path: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(flat, _Unwritten):
+                path_args = () if path is None else (path,)
+                return write(flat, *path_args, *args, **kwargs)
             self._apart.see_saving()
             self._note_unwritten("safetensors")
+            self._keep(flat.tensors, path)
             return b""
 
-        return write_or_note
+        return write_or_keep
+
+    def _load_flat(self, load: Callable[..., Any]) -> Callable[..., Any]:
+        def load_file(filename: Any, device: Any = "cpu", **kwargs: Any) -> Any:
+            data = self._find_kept(filename)
+            if data is None:
+                return load(filename, device, **kwargs)
+            return self._load_kept(data, device)
+
+        return load_file
 
     def _see_loader(self, init: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(init)  # Lightning reads the names of the arguments to make it again
@@ -137,9 +165,47 @@ class RealData:
                 return save(saved, *args, **kwargs)
             self._apart.see_saving()
             self._note_unwritten(name)
+            self._keep(saved, args[0] if args else kwargs.get("f"))
             return result
 
         return save_real
+
+    def _keep(self, saved: Any, file: Any) -> None:
+        """Keeps what was saved, as shapes, for code that loads or moves the file."""
+        try:
+            data = _KEPT + dump_fakes(saved)
+        except Exception:  # of the objects' own classes; a script that only saves goes on
+            return
+        if hasattr(file, "write"):
+            file.write(data)
+        elif isinstance(file, str | os.PathLike):
+            self._files.write(file, data)
+
+    def _find_kept(self, file: Any) -> bytes | None:
+        """Reads a file that holds shapes; None for any other."""
+        if hasattr(file, "read"):
+            at, head = file.tell(), file.read(len(_KEPT))
+            if head == _KEPT:
+                return file.read()  # type: ignore[no-any-return]
+            file.seek(at)
+            return None
+        path = self._files.find(file) or file
+        if not os.path.isfile(path):
+            return None
+        with open(path, "rb") as opened:
+            return opened.read() if opened.read(len(_KEPT)) == _KEPT else None
+
+    def _load_kept(self, data: bytes, map_location: Any) -> Any:
+        mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+
+        def make_storage(count: int, dtype: torch.dtype, is_on_host: bool) -> torch.Tensor:
+            place = _find_device(map_location, "cpu" if is_on_host else "cuda:0")
+            if self._recorder.makes_fakes or place != "cpu":
+                return torch.empty(count, dtype=dtype, device=place)
+            shape = torch.empty(count, dtype=dtype, device="meta")
+            return FakeTensor(mode, shape, torch.device("cpu"))
+
+        return self._recorder.hold(load_fakes(data, make_storage), is_loaded=True)
 
     def _note_unwritten(self, function: str) -> None:
         lines = find_lines(sys._getframe(1))
@@ -149,6 +215,8 @@ class RealData:
 
     def _load(self, load: Callable[..., Any]) -> Callable[..., Any]:
         def load_to_gpu(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if (data := self._find_kept(file)) is not None:
+                return self._load_kept(data, map_location)
             on_gpu: dict[int, Any] = {}  # storages, which live on in what was loaded
 
             def see_place(storage: Any, place: str) -> Any:
@@ -166,7 +234,10 @@ class RealData:
 
 
 def _flatten_real(flatten: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda tensors, *args: None if holds_fakes(tensors) else flatten(tensors, *args)
+    def flatten_or_leave(tensors: Any, *args: Any) -> Any:
+        return _Unwritten(tensors) if holds_fakes(tensors) else flatten(tensors, *args)
+
+    return flatten_or_leave
 
 
 def _find_storage_address(read: Callable[..., int]) -> Callable[..., int]:

@@ -9,6 +9,7 @@ import torch
 from sample_nets.scripts import Write
 
 import fxmem
+from benchmarks.scripts import measure_script
 from fxmem import Category, Phase
 
 
@@ -184,3 +185,78 @@ def test_what_saving_finds_reserved_is_told_without_an_operator(write: Write) ->
         assert run.saving is not None and len(run.saving.graph.operations) == 1
         assert run.saving.reserved_bytes == run.steps[-1].reserved_bytes > 0
         assert str(run)
+
+
+# Early stopping reloads the best, as examples/imagenet copies it and FairSeq replaces the last.
+RELOADS = """
+import io, os, shutil
+from pathlib import Path
+folder = Path(sys.argv[1])
+model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)).to(device)
+model[1].weight = model[0].weight
+optimizer = torch.optim.Adam(model.parameters())
+for epoch in range(3):
+    model(torch.ones(8, 256, device=device)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if epoch == 1:
+        saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
+        torch.save(saved, folder / "new.pt")
+        del saved
+        (folder / "new.pt").replace(folder / "last.pt")
+        shutil.copy2(folder / "last.pt", folder / "best.pt")
+        assert os.path.getsize(folder / "last.pt") > 0 and not os.path.exists(folder / "new.pt")
+        os.remove(folder / "last.pt")
+        assert not (folder / "last.pt").exists()
+        loaded = torch.load(folder / "best.pt", map_location=PLACE)
+        assert loaded["epoch"] == 1 and loaded["model"]["0.weight"].device.type == PLACE
+        model.load_state_dict(loaded["model"])
+        optimizer.load_state_dict(loaded["optimizer"])
+        buffer = io.BytesIO()
+        torch.save(model, buffer)
+        buffer.seek(0)
+        best = torch.load(buffer, weights_only=False)
+"""
+
+
+def test_what_was_saved_is_loaded_again(write: Write, tmp_path: Path) -> None:
+    """Tied weights are there once; what was loaded lives on beside the model."""
+    text = 'device = "cpu"' + RELOADS.replace("PLACE", '"cpu"')
+    script, own = write(text), tmp_path / "best.pt"
+    own.write_text("of an earlier run")
+    run = fxmem.run(str(script), [str(tmp_path)], device="cpu")
+    assert own.read_text() == "of an earlier run" and not (tmp_path / "last.pt").exists()
+    assert [step.peak_bytes for step in run.steps] == measure_script(
+        str(script), [str(tmp_path)], 3
+    )
+
+
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_what_was_saved_is_loaded_where_it_is_wanted(
+    write: Write, tmp_path: Path, place: str
+) -> None:
+    text = 'device = "cuda"' + RELOADS.replace("PLACE", f'"{place}"')
+    run = fxmem.run(str(write(text)), [str(tmp_path)])
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+    live = [s for s in run.steps[2].peak.live if s.nbytes == 256 * 256 * 4]
+    # The weight, two gradients and their sum, two states and the copy's weight; the one loaded.
+    assert len(live) == (7 if place == "cpu" else 8)
+
+
+def test_safetensors_are_loaded_again(write: Write, tmp_path: Path) -> None:
+    """As transformers' ``Trainer(load_best_model_at_end=True)`` does."""
+    script = write(
+        """
+        from safetensors.torch import load_file, save_file
+        model = nn.Linear(64, 64).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            model(torch.ones(2, 64, device="cuda")).sum().backward()
+            optimizer.step()
+            save_file(model.state_dict(), sys.argv[1])
+            assert not load_file(sys.argv[1])["weight"].is_cuda
+            model.load_state_dict(load_file(sys.argv[1], device="cuda"))
+        """
+    )
+    run = fxmem.run(str(script), [str(tmp_path / "model.safetensors")])
+    assert len(run.steps) == 3 and not (tmp_path / "model.safetensors").exists()
