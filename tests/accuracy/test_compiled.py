@@ -122,7 +122,7 @@ def test_compiled_embeddings_take_what_was_published() -> None:
     with fxmem.record(gpu="a100-80gb", steps=100):
         found = []
         for size in (16384, 32768, 65536, 131072):
-            embedding, beside = (nn.Embedding(size, 4096).cuda() for _ in range(2))
+            embedding, beside = (nn.Embedding(size, 4096, device="cuda") for _ in range(2))
             kept.append(embedding)
             embed = torch.compile(embedding)
             tokens = torch.randint(0, size, (8, 2048), device="cuda")

@@ -65,7 +65,7 @@ def test_modules_limits_and_files(
 COMPILED = """
 import torch
 
-model = torch.compile(torch.nn.Linear(1 << 15, 1 << 15).cuda())
+model = torch.compile(torch.nn.Linear(1 << 15, 1 << 15, device="cuda"))
 optimizer = torch.optim.SGD(model.parameters())
 model(torch.ones(1, 1 << 15, device="cuda")).sum().backward()
 optimizer.step()
@@ -85,7 +85,7 @@ def test_eager_figures_give_no_verdict_on_a_script_that_compiles(
     assert err.startswith("fxmem: eager would not fit NVIDIA GeForce RTX 3070: ")
     assert main([*eager, "--budget", "1GiB", "--json", str(script)]) == 1
     assert json.loads(capsys.readouterr().out)["fits"] is None
-    script.write_text(COMPILED.replace("cuda())", "cuda(), disable=True)"))
+    script.write_text(COMPILED.replace("))\n", "), disable=True)\n", 1))
     assert main(["run", "--gpu", "rtx3070", str(script)]) == 1
 
 
