@@ -130,7 +130,10 @@ class Session:
             enter = self._enter = stack.enter_context
             enter(hold_process())
             stack.callback(self._restore)
-            stack.callback(gc.unfreeze)
+            self._freezes = not gc.get_freeze_count()  # nobody else does
+            if self._freezes:
+                gc.freeze()  # collections need not look at what the process had before
+                stack.callback(gc.unfreeze)
             memory = self._offer_counters() if target.name == "cuda" else None
             count = self._launcher.count_gpus
             enter(offer_machine(self._options, count=count, memory=memory))
@@ -422,7 +425,8 @@ class Session:
             init(optimizer, *args, **kwargs)
             self._apart.end_loading()
             if not self._optimizers:  # a backward before the first is no step
-                gc.freeze()  # later collections need not look at what was imported and loaded
+                if self._freezes:
+                    gc.freeze()  # nor at what was imported and loaded
                 self.windows.call_warm_ups()
             self._optimizers.append(weakref.ref(optimizer))
 
