@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from fxmem.memory.allocator.settings import MIN_BLOCK_BYTES
 from fxmem.verifying.comparing import list_dense_parts
+from fxmem.versions.release import is_release
 
 _SPAN = "span step"
 
@@ -31,8 +32,9 @@ def watch_allocations() -> Iterator[dict[str, list[int]]]:
     gc.disable()  # what it would free within a span may be older
     try:
         cpu = [ProfilerActivity.CPU]
-        # Without acc_events, releases until 2.12 warn of cycles to come, and none does.
-        with profile(activities=cpu, profile_memory=True, acc_events=True) as prof:
+        # Releases until 2.12 warn of cycles to come, and none does, unless all events are kept.
+        keeps = is_release(before=(2, 13))
+        with profile(activities=cpu, profile_memory=True, acc_events=keeps) as prof:
             yield seen
     finally:
         if enabled:
