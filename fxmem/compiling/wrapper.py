@@ -32,6 +32,8 @@ _FOR_KERNELS = (
     *("grid", "split_scan_grid", "grid_combo_kernels", "cooperative_reduction_grid"),  # 2.6
 )
 """Functions whose results only kernels take."""
+_STATE_BYTES, _GPU_STATE_BYTES = 5056, 16
+"""Of a random generator of the CPU (mt19937), and of a GPU's (seed and offset)."""
 _STREAMS = "torch._dynamo.graph_bytecode_inputs"
 """Keeps the streams that the code names."""
 
@@ -121,7 +123,7 @@ def _list_names(device: torch.device) -> dict[str, Any]:
         current_stream=lambda *device: torch.cuda.current_stream(*device),
     )
     return {
-        "torch": _TorchOf(cuda),
+        "torch": _Other(torch, cuda=cuda, ops=_list_operators(device)),
         "aten": torch.ops.aten,
         "inductor_ops": torch.ops.inductor,
         "math": math,
@@ -162,14 +164,34 @@ def _reinterpret(
     return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
 
 
-class _TorchOf:
-    """The module torch with another torch.cuda."""
+class _Other:
+    """A module of torch with other attributes in the place of some."""
 
-    def __init__(self, cuda: Any) -> None:
-        self.cuda = cuda
+    def __init__(self, module: Any, **others: Any) -> None:
+        self._module = module
+        vars(self).update(others)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
+        return getattr(self._module, name)
+
+
+def _list_operators(device: torch.device) -> Any:
+    """Lists ``torch.ops`` with those that keep random states for checkpoints, run on fakes.
+
+    A state lies on the host. Source: ``torch/_prims/rng_prims.py``.
+    """
+    host = torch.device("cpu")
+    nbytes = _STATE_BYTES if device == host else _GPU_STATE_BYTES
+
+    def save_and_run(operator: Any, *args: Any, **kwargs: Any) -> Any:
+        state = _allocate(host, (nbytes,), (1,), torch.uint8)
+        return state, operator(*args, **kwargs)
+
+    def run(_state: Tensor, operator: Any, *args: Any, **kwargs: Any) -> Any:
+        return operator(*args, **kwargs)
+
+    names = {"run_and_save_rng_state": save_and_run, "run_with_rng_state": run}
+    return _Other(torch.ops, higher_order=_Other(torch.ops.higher_order, **names))
 
 
 class _Kernel:

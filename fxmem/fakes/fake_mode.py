@@ -258,7 +258,8 @@ def make_fake_subclass(kind: type[Tensor], data: Tensor, requires_grad: bool = F
         made.__class__ = _make_fake_class(kind)
     if issubclass(kind, nn.Parameter):
         vars(made)["_is_param"] = True
-    return made.requires_grad_(requires_grad)
+    with torch._C.DisableTorchFunction():  # a class may take few functions: ExpandedWeight
+        return made.requires_grad_(requires_grad)
 
 
 def view_as_fake_subclass(kind: type[Tensor], data: Tensor) -> Tensor:
@@ -285,6 +286,7 @@ def _make_fake_class(kind: type[Tensor]) -> type[Tensor]:
         return kind
     run: Any = kind.__torch_function__
     names: dict[str, Any] = {"__dict__": property(_read_dict.__get__, _update_dict)}
+    names["__init__"] = kind.__init__
     if hasattr(run, "__func__"):  # a class method: torch makes classes without one disable theirs
         names["__torch_function__"] = classmethod(lambda *call, **rest: run.__func__(*call, **rest))
     if issubclass(kind, nn.Parameter):  # whose results are plain tensors, whatever it does

@@ -71,8 +71,8 @@ _CAUSES = (
     ),
     (
         r"no rule registered for \w+ (\w+) and mode",
-        "{0}{at} runs without torch.compile, which is not analysed",
-        "compile it, and leave out --eager and compile=False",
+        "{0}{at} does not run on tensors without data",
+        "compile the code that calls it, and leave out --eager and compile=False",
     ),
 )
 """Patterns of errors' texts, with the cause and the hint to print for them."""

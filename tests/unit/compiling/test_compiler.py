@@ -407,6 +407,41 @@ def test_gradients_taken_in_compiled_code() -> None:
     assert whole.steps[0].peak_bytes - parts.steps[0].peak_bytes > 7 * scores_bytes // 8
 
 
+class Attentive(nn.Module):
+    """Layers with attention in checkpoints, as transformers' models have them."""
+
+    def __init__(self, *, has_checkpoints: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 192) for _ in range(4))
+        self.has_checkpoints = has_checkpoints
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            arguments = (self.attend, layer, x)
+            x = (
+                checkpoint(*arguments, use_reentrant=False)
+                if self.has_checkpoints
+                else (self.attend(layer, x))
+            )
+        return x
+
+    def attend(self, layer: nn.Module, x: Tensor) -> Tensor:
+        heads = (part.unflatten(-1, (4, 16)).transpose(1, 2) for part in layer(x).chunk(3, -1))
+        return x + nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_random_states_of_compiled_checkpoints(device: str) -> None:
+    """Attention is a random operator, whose state the partitioner keeps for its second run."""
+    given, options = ("4x512x64",), {"device": device, "compile": True}
+    kept = fxmem.analyze(Attentive(has_checkpoints=True), given, **options)
+    whole = fxmem.analyze(Attentive(has_checkpoints=False), given, **options)
+    assert kept.setup.compile == whole.setup.compile == "compiled"
+    assert whole.peak_bytes - kept.peak_bytes > 3 * 4 * 512 * 192 * 4 // 2  # of three layers
+    states = [s.nbytes for s in kept.graph.storages if s.nbytes in (16, 5056)]
+    assert states == ([5056] * 4 if device == "cpu" else [])
+
+
 def test_a_plan_is_of_eager_mode() -> None:
     compiled = analyze_stack(Stack(), compile=True)
     with pytest.raises(UsageError, match="a plan is of eager mode, and this step is compiled"):

@@ -300,7 +300,7 @@ def test_a_step_in_eager_mode_follows_those_of_compiled_code(
         (
             "from torch.nn.attention.flex_attention import flex_attention\n"
             "x = torch.ones(1, 1, 128, 16).cuda()\nflex_attention(x, x, x)",
-            "flex_attention at train.py:13 runs without torch.compile, which is not analysed",
+            "flex_attention at train.py:13 does not run on tensors without data",
         ),
         ("sys.exit('usage: train.py DATA')", "ended with exit code 'usage: train.py DATA' before"),
     ],
