@@ -93,6 +93,9 @@ def run_compiler(recorder: Recorder, target: Backend, compilation: Compilation) 
         yield
 
 
+_ENGINE = "Compiled autograd was left out: backward runs as autograd's own engine runs it."
+
+
 class _Compiler:
     """Stands for ``torch.compile``, and sees what Dynamo and AOTAutograd make of the code."""
 
@@ -134,6 +137,7 @@ class _Compiler:
         guards: Any = importlib.import_module("torch._dynamo.guards").CheckFunctionManager
         graphs: Any = importlib.import_module("torch._dynamo.output_graph").OutputGraph
         utils: Any = importlib.import_module("torch._dynamo.utils")
+        engine: Any = importlib.import_module("torch._dynamo.compiled_autograd")
         list_inputs, run_node = graphs.example_inputs, utils.run_node
         convert_frame, make_guards = convert.CatchErrorsWrapper.__call__, guards.__init__
 
@@ -187,7 +191,12 @@ class _Compiler:
             with (
                 self._excuse_failures(),
                 _keep_own_modes(),
-                patch({convert.CatchErrorsWrapper: {"__call__": convert_outside}}),
+                patch(
+                    {
+                        convert.CatchErrorsWrapper: {"__call__": convert_outside},
+                        engine: {"_enable": self._leave_out_autograd},
+                    }
+                ),
             ):
                 yield
         finally:
@@ -197,6 +206,11 @@ class _Compiler:
             reset_code: Any = importlib.import_module(_EVALUATE).reset_code
             for code in self._codes:
                 reset_code(code)
+
+    def _leave_out_autograd(self, *_: Any, **__: Any) -> contextlib.AbstractContextManager[None]:
+        """Takes the place of compiled autograd, which compiles the backward of a whole step."""
+        self._recorder.notes[_ENGINE] = None
+        return contextlib.nullcontext()
 
     @contextlib.contextmanager
     def tell_failure(self) -> Iterator[None]:

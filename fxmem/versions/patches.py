@@ -135,6 +135,7 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ),
     # -- what the compiler asks, and where it stops --
     ("torch._dynamo.convert_frame.CatchErrorsWrapper?", "__call__", _COMPILE),
+    ("torch._dynamo.compiled_autograd?", "_enable", "leave compiled autograd out, and say so"),
     ("torch._dynamo.guards.CheckFunctionManager?", "__init__", _COMPILE),
     (
         "torch._C._dynamo.guards.RootGuardManager?",

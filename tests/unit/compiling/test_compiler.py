@@ -442,6 +442,26 @@ def test_random_states_of_compiled_checkpoints(device: str) -> None:
     assert states == ([5056] * 4 if device == "cpu" else [])
 
 
+def test_compiled_autograd_is_left_out() -> None:
+    """As PyTorch's tutorial turns it on: backward ran as a graph that held all activations."""
+    peaks = []
+    for is_on in (False, True):
+        with (
+            fxmem.record(gpu="h100", steps=1) as recording,
+            torch._dynamo.config.patch(compiled_autograd=is_on),
+        ):
+            model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8))).cuda()
+
+            @torch.compile
+            def train(model: nn.Module, x: Tensor) -> None:
+                model(x).sum().backward()
+
+            train(model, torch.ones(4096, 64, device="cuda"))
+        peaks.append(recording.steps[0].peak_bytes)
+    assert peaks[0] == peaks[1]
+    assert any(note.startswith("Compiled autograd was left out: ") for note in recording.notes)
+
+
 def test_a_plan_is_of_eager_mode() -> None:
     compiled = analyze_stack(Stack(), compile=True)
     with pytest.raises(UsageError, match="a plan is of eager mode, and this step is compiled"):
