@@ -206,6 +206,7 @@ _TELLING = re.compile(
     r"\.(warn|warning|info|debug|error|exception|critical|log)(_once)?$"
 )
 """Functions that warn or log and do nothing else, by name: a method of another may do anything."""
+_TRAINING = ("backward", "step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +245,8 @@ def find_usual_answer(frame: FrameType | None) -> bool:
 
     A test as a whole is: in ``if not found:`` something was found. But ``if not wrong.any():
     break`` ends a ``while True`` that nothing else ends: values are drawn until they are right.
-    And a ``for`` goes on where the other branch would break it.
+    And a ``for`` goes on where the other branch would break it, and training where the other
+    branch would leave it out.
     """
     return bool(_find_answer(frame, _list_tests))
 
@@ -301,13 +303,24 @@ def _list_tests(filename: str) -> tuple[_Check, ...]:
             exits.update(ways if len(ways) == 1 else ())
         if isinstance(node, ast.While | ast.If | ast.IfExp):
             ends = isinstance(node, ast.If) and node.body[-1] in exits and _is_negated(node.test)
-            passes = ends or isinstance(node, ast.While) or node in goes_on
+            passes = ends or isinstance(node, ast.While) or node in goes_on or _trains(node)
             found.append((node, node.test, passes))
             seen.update(ast.walk(node.test))
         elif isinstance(node, ast.expr) and _is_negated(node) and node not in seen:
             found.append((node, node, False))
             seen.update(ast.walk(node))
     return _make_checks(found)
+
+
+def _trains(node: ast.AST) -> bool:
+    """Returns whether a branch alone calls ``backward`` or ``step``: a guard against NaN."""
+    if not isinstance(node, ast.If):
+        return False
+    trains = [
+        any(isinstance(n, ast.Attribute) and n.attr in _TRAINING for s in body for n in ast.walk(s))
+        for body in (node.body, node.orelse)
+    ]
+    return trains == [True, False]
 
 
 def _breaks_otherwise(node: ast.AST) -> bool:

@@ -91,8 +91,8 @@ class ReadLog:
         if tensor.dtype == torch.bool:
             known = find_known(tensor)
             with _disable_current_modes():
-                is_true = known is not None and known.assumed == STAND_IN and bool(known.real)
-            return self.answer_truth(frame, is_usual=is_true)
+                is_assumed = known is not None and known.assumed == STAND_IN
+                return self.answer_truth(frame, bool(known.real) if known and is_assumed else None)
         value: Any = 1.0 if tensor.is_floating_point() else 1
         if (bounds := find_bounds(tensor)) is not None:
             with _disable_current_modes():
@@ -104,17 +104,12 @@ class ReadLog:
         self.note(value)
         return value
 
-    def answer_truth(self, frame: FrameType, *, is_usual: bool = False) -> bool:
-        """Answers a test that code within a frame makes of an unknown truth value.
-
-        Args:
-            frame: Where the answer is sought.
-            is_usual: The value is True if nothing is peculiar.
-        """
+    def answer_truth(self, frame: FrameType, stand_in: bool | None = None) -> bool:
+        """Answers a test that code within a frame makes of a truth value with but a stand-in."""
         passing = find_passing_answer(frame)
         if passing is not None:
             return passing
-        answer = is_usual or find_usual_answer(frame)
+        answer = find_usual_answer(frame) if stand_in is None else stand_in
         self.note(answer, decides=True)
         return answer
 

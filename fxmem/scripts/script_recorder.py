@@ -7,6 +7,7 @@ the CPU as the target, where it makes them.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -64,6 +65,13 @@ _LONGEST_ROW = 4096
 """Numbers of a schedule, such as times or the noise of diffusion's steps, at which code looks."""
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _ANY = (aten.any.default, aten.all.default)
+_NOT_FINITE = (aten.isnan.default, aten.isinf.default, aten.isposinf.default, aten.isneginf.default)
+_EQUALITIES = {
+    aten.eq.Tensor: True,
+    aten.ne.Tensor: False,
+    aten.eq.Scalar: True,
+    aten.ne.Scalar: False,
+}
 
 
 class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
@@ -135,15 +143,15 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
     def _stand_in(self, call: DispatchedCall, result: Any) -> None:
         """Lets a whole number that is not known be 1, as where it is read.
 
-        What is computed of it then agrees with it: the end of a slice lies behind its start. Nor
-        are all of some floating numbers zeros: Prodigy keeps no copy of a weight that is.
+        What is computed of it then agrees with it: the end of a slice lies behind its start. Of
+        floating numbers is known that they are finite, and not all of them zeros.
         """
-        is_any = call.func in _ANY and call.args[0].is_floating_point()
+        answer = _find_usual(call.func, call.args)
         for made in list_tensors((result,)):
-            is_whole = made.dtype in _INTEGERS or is_any
-            is_number = type(made) is FakeTensor and made.dim() == 0 and is_whole
-            if is_number and find_partly_known(made) is None:
-                fill_value(made, 1, 1, assumed=STAND_IN)
+            is_number = type(made) is FakeTensor and made.numel() == 1
+            is_whole = made.dim() == 0 and made.dtype in _INTEGERS
+            if is_number and (is_whole or answer is not None) and find_partly_known(made) is None:
+                fill_value(made, 1 if is_whole else answer, 1, assumed=STAND_IN)
 
     def record_known(self, call: DispatchedCall) -> Any:
         """Records an operator, with an answer where values decide over its result."""
@@ -295,6 +303,25 @@ ScriptRecorder.handlers = (
     run_library,
     ScriptRecorder.run_on_fakes,
 )
+
+
+def _find_usual(func: Any, args: tuple[Any, ...]) -> bool | None:
+    """Finds what a test of unknown floating numbers says, if these are as usual; None for others.
+
+    ``torch.isfinite`` compares numbers with themselves and with infinity.
+    """
+    if not (args and isinstance(args[0], Tensor) and args[0].is_floating_point()):
+        return None
+    if func in _ANY:
+        return True
+    if func in _NOT_FINITE:
+        return False
+    if func not in _EQUALITIES:
+        return None
+    if args[1] is args[0]:
+        return _EQUALITIES[func]
+    is_infinite = isinstance(args[1], float) and math.isinf(args[1])
+    return not _EQUALITIES[func] if is_infinite else None
 
 
 def _has_fakes(call: DispatchedCall) -> bool:

@@ -104,6 +104,7 @@ class Session:
         self._kinds: list[str] = []
         self._stepped: Counter[int] = Counter()
         self._idle: set[int] = set()
+        self._has_stepped = False
         self._phases = [Phase.FORWARD]
         self._apart = Apart(
             windows,
@@ -264,6 +265,8 @@ class Session:
             )
         fragmentation = self._batches.replay() if self._batches is not None else ()
         operators = (each.name for window in windows for each in window.graph.operations)
+        if self._optimizers and not self._has_stepped:  # LOMO never does; or a branch went wrong
+            self._recorder.notes["No optimizer stepped: all that ran is one step."] = None
         noted = (*note_assumptions(self._recorder), *self._noted)
         notes = (*noted, *self._options.list_notes(operators), *self.windows.list_notes())
         reads = tuple(self._recorder.reads.reads.values())
@@ -408,6 +411,7 @@ class Session:
         self._recorder.set_phase(self._phases[-1])
         self._tracer._opaque_depth -= 1
         self._stepped[id(optimizer)] += 1
+        self._has_stepped = True
         self._idle.discard(id(optimizer))
         others = set(list_waiting(self._list_optimizers(), self._stepped))
         if self._stepped[id(optimizer)] >= _MOST_STEPS and not others <= self._idle:

@@ -243,3 +243,42 @@ def test_not_all_numbers_are_zeros(run: Run) -> None:
     (*_, last) = run(text).steps
     states = [s for s in last.graph.storages if s.category is fxmem.Category.OPTIMIZER_STATE]
     assert [state.nbytes for state in states] == [512 * 512 * 4]
+
+
+@pytest.mark.parametrize(
+    "guard",
+    [
+        "not torch.isnan(loss)",
+        "torch.isfinite(loss).item()",
+        "~(torch.isnan(loss) | torch.isinf(loss))",  # normflows' README
+        "torch.isnan(loss).sum() == 0",
+        "loss == loss",
+        "loss != 0",
+        "loss < 1e4 and not loss.isinf()",
+    ],
+)
+def test_a_guard_lets_training_go_on(run: Run, guard: str) -> None:
+    text = f"""
+    weight = torch.randn(8, 8, device="cuda", requires_grad=True)
+    optimizer = torch.optim.SGD([weight], 0.1)
+    for _ in range(3):
+        loss = weight.square().sum()
+        if {guard}:
+            loss.backward()
+            optimizer.step()
+    """
+    assert len(run(text).steps) == 3
+
+
+def test_a_script_whose_optimizer_never_steps_is_told(run: Run) -> None:
+    text = """
+    weight = torch.randn(8, 8, device="cuda", requires_grad=True)
+    optimizer = torch.optim.SGD([weight], 0.1)
+    weight.square().sum().backward()
+    """
+    note = "No optimizer stepped: all that ran is one step."
+    assert note in run(text).notes
+    assert (
+        "No optimizer stepped: all that ran is one step."
+        not in run(text + "    optimizer.step()").notes
+    )
