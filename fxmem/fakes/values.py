@@ -207,6 +207,7 @@ _TELLING = re.compile(
 )
 """Functions that warn or log and do nothing else, by name: a method of another may do anything."""
 _TRAINING = ("backward", "step")
+_FINDERS = ("any", "sum", "count_nonzero")
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +304,7 @@ def _list_tests(filename: str) -> tuple[_Check, ...]:
             exits.update(ways if len(ways) == 1 else ())
         if isinstance(node, ast.While | ast.If | ast.IfExp):
             ends = isinstance(node, ast.If) and node.body[-1] in exits and _is_negated(node.test)
-            passes = ends or isinstance(node, ast.While) or node in goes_on or _trains(node)
+            passes = ends or isinstance(node, ast.While) or node in goes_on or _is_taken(node)
             found.append((node, node.test, passes))
             seen.update(ast.walk(node.test))
         elif isinstance(node, ast.expr) and _is_negated(node) and node not in seen:
@@ -312,15 +313,30 @@ def _list_tests(filename: str) -> tuple[_Check, ...]:
     return _make_checks(found)
 
 
-def _trains(node: ast.AST) -> bool:
-    """Returns whether a branch alone calls ``backward`` or ``step``: a guard against NaN."""
+def _is_taken(node: ast.AST) -> bool:
+    """Returns whether a branch is one that is taken, if nothing is peculiar.
+
+    It alone calls ``backward`` or ``step``, behind a guard against NaN, or works on the elements
+    that ``any(mask)`` finds, as nflows' splines do: ``x[mask]`` finds all.
+    """
     if not isinstance(node, ast.If):
         return False
+    inside, outside = ([n for s in body for n in ast.walk(s)] for body in (node.body, node.orelse))
     trains = [
-        any(isinstance(n, ast.Attribute) and n.attr in _TRAINING for s in body for n in ast.walk(s))
-        for body in (node.body, node.orelse)
+        any(isinstance(n, ast.Attribute) and n.attr in _TRAINING for n in nodes)
+        for nodes in (inside, outside)
     ]
-    return trains == [True, False]
+    if trains != [False, False]:
+        return trains == [True, False]
+    calls = [n for n in ast.walk(node.test) if isinstance(n, ast.Call)]
+    found = [n for call in calls if _name_of(call.func) in _FINDERS for n in ast.walk(call)]
+    masks = {n.id for n in found if isinstance(n, ast.Name)}
+    slices = [n.slice for n in inside if isinstance(n, ast.Subscript)]
+    return any(isinstance(n, ast.Name) and n.id in masks for n in slices)
+
+
+def _name_of(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else ""
 
 
 def _breaks_otherwise(node: ast.AST) -> bool:
