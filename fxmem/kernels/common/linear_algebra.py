@@ -20,13 +20,13 @@ def solve_least_squares(
     """
     is_vector = b.dim() == a.dim() - 1
     columns = b.unsqueeze(-1) if is_vector else b
-    (*batch, rows, unknowns), sides = a.shape, columns.shape[-1]
-    batch = [*torch.broadcast_shapes(batch, columns.shape[:-2])]  # type: ignore[no-untyped-call]
+    (*own, rows, unknowns), sides = a.shape, columns.shape[-1]
+    batch = [*torch.broadcast_shapes(own, columns.shape[:-2])]  # type: ignore[no-untyped-call]
     whole = b.new_empty((*batch, sides, max(rows, unknowns))).transpose(-2, -1)
     solution = whole.narrow(-2, 0, unknowns)
     nothing, kind = a.new_empty(0), "gels" if is_on_gpu(a) else driver or "gelsy"
     has_residuals = rows > unknowns and kind != "gelsy"
     residuals = a.new_empty((*batch, sides)) if has_residuals else nothing
-    rank = a.new_empty(0 if kind == "gels" else batch, dtype=torch.int64)
-    values = a.new_empty((*batch, min(rows, unknowns))) if kind in ("gelsd", "gelss") else nothing
+    rank = a.new_empty(0 if kind == "gels" else own, dtype=torch.int64)
+    values = a.new_empty((*own, min(rows, unknowns))) if kind in ("gelsd", "gelss") else nothing
     return solution.squeeze(-1) if is_vector else solution, residuals, rank, values
