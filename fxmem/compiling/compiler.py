@@ -57,6 +57,9 @@ _NO_MODES = dict.fromkeys(
 """Functions that tell Dynamo up to 2.10 that a mode sees operators, also when it has been left."""
 
 
+_ENGINE = "Compiled autograd was left out: backward runs as autograd's own engine runs it."
+
+
 @dataclass(frozen=True, slots=True)
 class Compilation:
     """The way that a step is compiled.
@@ -91,9 +94,6 @@ def run_compiler(recorder: Recorder, target: Backend, compilation: Compilation) 
         patch_when_imported("torch._dynamo", lambda _module: compiler.watch_dynamo()),
     ):
         yield
-
-
-_ENGINE = "Compiled autograd was left out: backward runs as autograd's own engine runs it."
 
 
 class _Compiler:

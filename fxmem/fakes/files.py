@@ -60,7 +60,9 @@ class FakeFiles:
 
     def _make_replacements(self) -> dict[Any, dict[str, Any]]:
         opened = self._redirect_open(io.open)
-        readers = {name: self._redirect(getattr(os, name)) for name in _READERS if name in dir(os)}
+        readers = {
+            name: self._redirect(getattr(os, name)) for name in _READERS if hasattr(os, name)
+        }
         moves = {name: self._redirect_move(getattr(os, name)) for name in ("rename", "replace")}
         removals = {
             name: self._redirect_removal(getattr(os, name)) for name in ("remove", "unlink")

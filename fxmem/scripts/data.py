@@ -113,13 +113,12 @@ class RealData:
         return patch({module: replaced})
 
     def _keep_flat(self, write: Callable[..., Any]) -> Callable[..., Any]:
-        def write_or_keep(flat: Any, path: Any = None, *args: Any, **kwargs: Any) -> Any:
+        def write_or_keep(flat: Any, *args: Any, **kwargs: Any) -> Any:
             if not isinstance(flat, _Unwritten):
-                path_args = () if path is None else (path,)
-                return write(flat, *path_args, *args, **kwargs)
+                return write(flat, *args, **kwargs)
             self._apart.see_saving()
             self._note_unwritten("safetensors")
-            self._keep(flat.tensors, path)
+            self._keep(flat.tensors, args[0] if args else kwargs.get("filename"))
             return b""
 
         return write_or_keep

@@ -90,9 +90,11 @@ class ReadLog:
             return 1 / next(self._losses)
         if tensor.dtype == torch.bool:
             known = find_known(tensor)
+            if known is None or known.assumed != STAND_IN:
+                return self.answer_truth(frame)
             with _disable_current_modes():
-                is_assumed = known is not None and known.assumed == STAND_IN
-                return self.answer_truth(frame, bool(known.real) if known and is_assumed else None)
+                stand_in = bool(known.real)
+            return self.answer_truth(frame, stand_in)
         value: Any = 1.0 if tensor.is_floating_point() else 1
         if (bounds := find_bounds(tensor)) is not None:
             with _disable_current_modes():
