@@ -55,8 +55,6 @@ _NO_MODES = dict.fromkeys(
     lambda **_options: False,
 )
 """Functions that tell Dynamo up to 2.10 that a mode sees operators, also when it has been left."""
-
-
 _ENGINE = "Compiled autograd was left out: backward runs as autograd's own engine runs it."
 
 
@@ -92,6 +90,7 @@ def run_compiler(recorder: Recorder, target: Backend, compilation: Compilation) 
         compiler.tell_failure(),
         patch({torch: {"compile": compiler.compile}}),
         patch_when_imported("torch._dynamo", lambda _module: compiler.watch_dynamo()),
+        patch_when_imported("torch._dynamo.compiled_autograd", compiler.leave_out_engine),
     ):
         yield
 
@@ -137,7 +136,6 @@ class _Compiler:
         guards: Any = importlib.import_module("torch._dynamo.guards").CheckFunctionManager
         graphs: Any = importlib.import_module("torch._dynamo.output_graph").OutputGraph
         utils: Any = importlib.import_module("torch._dynamo.utils")
-        engine: Any = importlib.import_module("torch._dynamo.compiled_autograd")
         list_inputs, run_node = graphs.example_inputs, utils.run_node
         convert_frame, make_guards = convert.CatchErrorsWrapper.__call__, guards.__init__
 
@@ -191,12 +189,7 @@ class _Compiler:
             with (
                 self._excuse_failures(),
                 _keep_own_modes(),
-                patch(
-                    {
-                        convert.CatchErrorsWrapper: {"__call__": convert_outside},
-                        engine: {"_enable": self._leave_out_autograd},
-                    }
-                ),
+                patch({convert.CatchErrorsWrapper: {"__call__": convert_outside}}),
             ):
                 yield
         finally:
@@ -207,10 +200,14 @@ class _Compiler:
             for code in self._codes:
                 reset_code(code)
 
-    def _leave_out_autograd(self, *_: Any, **__: Any) -> contextlib.AbstractContextManager[None]:
-        """Takes the place of compiled autograd, which compiles the backward of a whole step."""
-        self._recorder.notes[_ENGINE] = None
-        return contextlib.nullcontext()
+    def leave_out_engine(self, module: Any) -> contextlib.AbstractContextManager[None]:
+        """Leaves out compiled autograd, which compiles the backward of a whole step, and says so."""
+
+        def enable(*_: Any, **__: Any) -> contextlib.AbstractContextManager[None]:
+            self._recorder.notes[_ENGINE] = None
+            return contextlib.nullcontext()
+
+        return patch({module: {"_enable": enable}})
 
     @contextlib.contextmanager
     def tell_failure(self) -> Iterator[None]:
