@@ -201,7 +201,7 @@ class _Compiler:
                 reset_code(code)
 
     def leave_out_engine(self, module: Any) -> contextlib.AbstractContextManager[None]:
-        """Leaves out compiled autograd, which compiles the backward of a whole step, and says so."""
+        """Leaves out compiled autograd, which compiles backward as a whole, and says so."""
 
         def enable(*_: Any, **__: Any) -> contextlib.AbstractContextManager[None]:
             self._recorder.notes[_ENGINE] = None
