@@ -329,8 +329,9 @@ def _list_variables() -> list[Mapping[str, Any]]:
     if is_function and sys.version_info < (3, 13):
         frame.f_locals.clear()  # a copy that the frame would keep, and with it every tensor
     owner = variables.pop("self", None)
-    modules = owner._modules if isinstance(owner, nn.Module) else {}
-    attributes = {**getattr(owner, "__dict__", {}), **modules}
+    attributes = getattr(owner, "__dict__", {})
+    modules = attributes.get("_modules") if isinstance(owner, nn.Module) else None
+    attributes = {**attributes, **(modules or {})}  # BoTorch calls modules before it has its own
     return [variables, frame.f_globals, attributes]
 
 

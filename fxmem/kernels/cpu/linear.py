@@ -206,10 +206,12 @@ def _batched_bytes(left: Tensor, right: Tensor) -> int:
 
 # aten/src/ATen/native/LinearAlgebra.cpp, ``mm_out_cpu``, ``addmm_out_cpu``, whose bias is copied
 # into the result, and ``bmm_out_or_baddbmm_``.
-CPU.workspace("mm")(measure_product(0, _product_bytes))
-CPU.workspace("addmm", "addmm_", "_addmm_activation")(measure_product(1, _product_bytes))
+CPU.workspace("mm", "mm.out")(measure_product(0, _product_bytes))
+CPU.workspace("addmm", "addmm.out", "addmm_", "_addmm_activation")(
+    measure_product(1, _product_bytes)
+)
 CPU.workspace("bmm", "bmm.out")(measure_product(0, _batched_bytes))
-CPU.workspace("baddbmm")(measure_product(1, _batched_bytes))
+CPU.workspace("baddbmm", "baddbmm.out")(measure_product(1, _batched_bytes))
 
 
 @CPU.workspace("_euclidean_dist")

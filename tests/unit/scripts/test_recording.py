@@ -249,6 +249,15 @@ class Listing(nn.Module):
         return self.vars
 
 
+class Late(nn.Module):
+    """As ``SingleTaskGP`` of BoTorch, which calls another module before it has its own."""
+
+    def __init__(self, scale: nn.Module, x: Tensor) -> None:
+        scaled = scale(x)
+        super().__init__()
+        self.scaled = scaled
+
+
 class Trainer:
     """As ``NeuralNet`` of skorch, whose ``_modules`` are names."""
 
@@ -264,6 +273,7 @@ class Trainer:
 def test_classes_that_differ_from_torch_s_own() -> None:
     with fxmem.record():
         Trainer().fit()
+        assert Late(nn.Linear(4, 4).cuda(), torch.ones(2, 4).cuda()).scaled.is_cuda
         listing = Listing().cuda()
         x = Labelled(torch.ones(8, 4, device="cuda"))
         made = Labelled(torch.empty_like(Stacked(x)).tensor)  # type: ignore[call-overload]

@@ -193,6 +193,9 @@ def test_bfloat16_matrix_products() -> None:
     x, weight, right = half(64, 128), half(48, 128), half(4, 64, 48)
     check(aten.mm.default, x, weight.t())
     check(aten.mm.default, x.t(), half(64, 32))
+    check(aten.mm.out, x, weight.t(), out=half(64, 48))  # Scion of pytorch_optimizer
+    check(aten.addmm.out, half(64, 48), x, weight.t(), out=half(64, 48))
+    check(aten.baddbmm.out, half(4, 64, 48), right, half(4, 48, 48), out=half(4, 64, 48))
     check(aten.addmm.default, half(48), x, weight.t())
     check(aten.bmm.default, half(4, 32, 16), half(4, 16, 32))
     check(aten.mm.default, x[:4, :8], weight.t()[:8])
