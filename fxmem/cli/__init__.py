@@ -166,6 +166,8 @@ def _explain_unknown(unknown: list[str], parser: argparse.ArgumentParser) -> str
     close = suggest_names(name, parser._option_string_actions)
     if name.startswith("--batch-"):
         hint = "the batch is the first size of each --input; fxmem max-batch finds the largest"
+    elif name in parser._option_string_actions:
+        hint = f"write {parser.prog} {name}"
     elif name.startswith("-") and close:
         hint = close
     elif name[:1].isdigit():

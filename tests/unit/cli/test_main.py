@@ -102,6 +102,7 @@ NO_FOLDER = "no folder '/no/such/folder' (create it first)"
             f"{ANALYZE} --top x",
             "argument --top: invalid int value: 'x' (try fxmem analyze --help)",
         ),
+        (f"--debug {ANALYZE}", "unrecognized arguments: --debug (write fxmem analyze --debug)"),
         (f"{ANALYZE} --xyz", "unrecognized arguments: --xyz (try fxmem analyze --help)"),
         (
             f"{ANALYZE} --optimiser=adam",
