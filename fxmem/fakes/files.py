@@ -17,6 +17,17 @@ from fxmem.patching import patch
 _READERS = ("stat", "access", "chmod", "utime", "listxattr", "getxattr", "setxattr")
 """Functions of ``os`` that take the path of a file that is there: ``shutil.copy2`` calls all."""
 
+HEAD = b"shapes alone, of fxmem\n"
+"""Begins a file that stands for one that has values, too."""
+
+
+def read_shapes(path: Any) -> bytes | None:
+    """Reads what follows the head of a file of shapes; None for any other, and where none is."""
+    if not os.path.isfile(path):
+        return None
+    with open(path, "rb") as file:
+        return file.read() if file.read(len(HEAD)) == HEAD else None
+
 
 class FakeFiles:
     """Files in a folder of their own, each under the path that the code knows it by.

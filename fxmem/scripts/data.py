@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fxmem.fakes.fake_mode import holds_fakes
-from fxmem.fakes.files import FakeFiles
+from fxmem.fakes.files import HEAD, FakeFiles, read_shapes
 from fxmem.fakes.pickling import dump_fakes, load_fakes
 from fxmem.parallelism.process_group import run_outside_modes
 from fxmem.patching import patch
@@ -29,9 +29,6 @@ from fxmem.scripts.reads import find_lines
 from fxmem.scripts.script_recorder import ScriptRecorder
 from fxmem.scripts.windows import Windows
 from fxmem.tracing.compiled import patch_when_imported
-
-_KEPT = b"shapes alone, of fxmem\n"
-"""Head of a file that stands for one that has values, too."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +122,7 @@ class RealData:
 
     def _load_flat(self, load: Callable[..., Any]) -> Callable[..., Any]:
         def load_file(filename: Any, device: Any = "cpu", **kwargs: Any) -> Any:
-            data = self._find_kept(filename)
+            data = read_shapes(filename)
             if data is None:
                 return load(filename, device, **kwargs)
             return self._load_kept(data, device)
@@ -172,27 +169,13 @@ class RealData:
     def _keep(self, saved: Any, file: Any) -> None:
         """Keeps what was saved, as shapes, for code that loads or moves the file."""
         try:
-            data = _KEPT + dump_fakes(saved)
+            data = HEAD + dump_fakes(saved)
         except Exception:  # of the objects' own classes; a script that only saves goes on
             return
         if hasattr(file, "write"):
             file.write(data)
         elif isinstance(file, str | os.PathLike):
             self._files.write(file, data)
-
-    def _find_kept(self, file: Any) -> bytes | None:
-        """Reads a file that holds shapes; None for any other."""
-        if hasattr(file, "read"):
-            at, head = file.tell(), file.read(len(_KEPT))
-            if head == _KEPT:
-                return file.read()  # type: ignore[no-any-return]
-            file.seek(at)
-            return None
-        path = self._files.find(file) or file
-        if not os.path.isfile(path):
-            return None
-        with open(path, "rb") as opened:
-            return opened.read() if opened.read(len(_KEPT)) == _KEPT else None
 
     def _load_kept(self, data: bytes, map_location: Any) -> Any:
         mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
@@ -214,7 +197,7 @@ class RealData:
 
     def _load(self, load: Callable[..., Any]) -> Callable[..., Any]:
         def load_to_gpu(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-            if (data := self._find_kept(file)) is not None:
+            if (data := _find_shapes(file)) is not None:
                 return self._load_kept(data, map_location)
             on_gpu: dict[int, Any] = {}  # storages, which live on in what was loaded
 
@@ -230,6 +213,17 @@ class RealData:
             return tree_map_only(torch.Tensor, functools.partial(_move, on_gpu), loaded)
 
         return load_to_gpu
+
+
+def _find_shapes(file: Any) -> bytes | None:
+    """Reads the shapes that were saved to a path or an open file; None for values."""
+    if not hasattr(file, "read"):
+        return read_shapes(file)
+    at = file.tell()
+    if file.read(len(HEAD)) == HEAD:
+        return file.read()  # type: ignore[no-any-return]
+    file.seek(at)
+    return None
 
 
 def _flatten_real(flatten: Callable[..., Any]) -> Callable[..., Any]:

@@ -67,6 +67,23 @@ def test_weights_that_are_missing_take_what_real_ones_take(folders: tuple[Path, 
     assert note in config.notes and not [text for text in whole.notes if "weights" in text]
 
 
+def test_what_a_run_has_saved_is_loaded(tmp_path: Path) -> None:
+    import_torchvision()
+    with fxmem.record(gpu="a100-80gb", steps=1) as recording:
+        from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+        saved: Any = LlamaForCausalLM(LlamaConfig(**SIZES)).cuda()
+        saved.save_pretrained(tmp_path / "saved")
+        loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", device_map="cuda")
+        layouts = [
+            {name: (weight.shape, weight.dtype, weight.is_cuda) for name, weight in each.items()}
+            for each in (saved.state_dict(), loaded.state_dict())
+        ]
+        assert layouts[0] == layouts[1]
+    assert any(note.startswith("safetensors at ") for note in recording.notes)
+    assert not (tmp_path / "saved" / "model.safetensors").exists()
+
+
 @pytest.mark.parametrize("folders", ["Llama"], indirect=True)
 def test_weights_that_are_missing_are_quantized_as_they_load(folders: tuple[Path, Path]) -> None:
     from transformers import BitsAndBytesConfig
