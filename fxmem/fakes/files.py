@@ -47,8 +47,11 @@ class FakeFiles:
         with self._stack:
             yield
 
-    def write(self, path: Any, data: bytes) -> None:
-        """Keeps what code writes to a path; from the first file on, functions of ``os`` find it."""
+    def write(self, path: Any, data: bytes, nbytes: int = 0) -> None:
+        """Keeps what code writes to a path, and so many zeros after it, which take no room.
+
+        From the first file on, functions of ``os`` find it.
+        """
         if not self._folder:
             self._folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="fxmem-"))
             self._stack.enter_context(patch(self._make_replacements()))
@@ -56,6 +59,7 @@ class FakeFiles:
         kept = os.path.join(self._folder, str(self._count))
         with open(kept, "wb") as file:
             file.write(data)
+            file.truncate(len(data) + nbytes)
         self._files[_find_key(path)] = kept
 
     def find(self, path: Any) -> str | None:

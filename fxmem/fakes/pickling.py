@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -15,20 +16,25 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fxmem.fakes.values import attach_value, find_value
 
 MakeStorage: TypeAlias = Callable[[int, torch.dtype, bool], Tensor]
+"""Makes a fake tensor of so many floating numbers of a type, on the host or on the GPU."""
 _HOST = torch.device("cpu")
+_makers: list[MakeStorage] = []
+_OWN = "_fxmem"
+"""Begins the names of attributes that fxmem gives to tensors."""
 
 
-class _Storage(NamedTuple):
-    """What is kept of a storage, which several tensors may share."""
-
-    key: int
-    length: int
-    dtype: torch.dtype
-    is_on_host: bool
+@contextlib.contextmanager
+def restore_by(make_storage: MakeStorage) -> Iterator[None]:
+    """Has pickles restore the storages of fake tensors so, within."""
+    _makers.append(make_storage)
+    try:
+        yield
+    finally:
+        _makers.pop()
 
 
 def dump_fakes(value: object) -> bytes:
-    """Pickles a value; its fake tensors need no more than their shapes.
+    """Pickles a value, whose fake tensors share storages as they do; ``pickle`` restores it.
 
     Raises:
         Exception: Whatever pickling raises for an object that cannot be pickled.
@@ -39,66 +45,76 @@ def dump_fakes(value: object) -> bytes:
     return file.getvalue()
 
 
-def load_fakes(data: bytes, make_storage: MakeStorage) -> Any:
-    """Restores a value with new fake tensors.
+def reduce_fake(fake: Tensor, storages: dict[int, Any] | None = None) -> Any:
+    """Reduces a fake tensor to its shape, and to its value where that is known."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        storage, real = fake.untyped_storage(), find_value(fake)
+        dtype = fake.dtype if fake.is_floating_point() else torch.float8_e4m3fn
+        made = _Storage(storage.nbytes() // dtype.itemsize, dtype, fake.device == _HOST)
+        kept = made if storages is None else storages.setdefault(storage._cdata, made)
+        layout = (fake.dtype, tuple(fake.shape), fake.stride(), fake.storage_offset())
+        flags = (fake.requires_grad, isinstance(fake, nn.Parameter))
+        return _restore, (kept, layout, flags, None if real is None else _Real(real))
 
-    Args:
-        data: As :func:`dump_fakes` made it.
-        make_storage: Makes a fake tensor of so many floating numbers of a type, on the host or not.
-    """
-    return _Unpickler(io.BytesIO(data), make_storage).load()
+
+class _Storage:
+    """What is kept of a storage; of two tensors that share one, a pickle has it once."""
+
+    def __init__(self, length: int, dtype: torch.dtype, is_on_host: bool) -> None:
+        self._parts = length, dtype, is_on_host
+
+    def __reduce__(self) -> Any:
+        return _restore_storage, self._parts
+
+
+class _Real:
+    """A real tensor, of which a pickle has the values, and attributes of others than fxmem."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def __reduce__(self) -> Any:
+        return _reduce_real(self._tensor)
 
 
 class _Pickler(pickle.Pickler):
-    def persistent_id(self, value: Any) -> Any:
-        return tuple(value) if type(value) is _Storage else None
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self._storages: dict[int, Any] = {}
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, FakeTensor):
-            storage = value.untyped_storage()
-            dtype = value.dtype if value.is_floating_point() else torch.float8_e4m3fn
-            count = storage.nbytes() // dtype.itemsize
-            kept = _Storage(storage._cdata, count, dtype, value.fake_device == _HOST)
-            layout = (tuple(value.shape), value.stride(), value.storage_offset())
-            is_parameter = isinstance(value, nn.Parameter)
-            real = find_value(value)
-            return _restore, (kept, value.dtype, layout, value.requires_grad, is_parameter, real)
-        if type(value) in (Tensor, nn.Parameter):
-            file = io.BytesIO()
-            torch.serialization.save(value, file)
-            return _restore_real, (file.getvalue(),)
-        return NotImplemented
+            return reduce_fake(value, self._storages)
+        return _reduce_real(value) if type(value) in (Tensor, nn.Parameter) else NotImplemented
 
 
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, make_storage: MakeStorage) -> None:
-        super().__init__(file)
-        self._make_storage = make_storage
-        self._storages: dict[int, Tensor] = {}
-
-    def persistent_load(self, kept: Any) -> Tensor:
-        storage = _Storage(*kept)
-        if storage.key not in self._storages:
-            self._storages[storage.key] = self._make_storage(*storage[1:])
-        return self._storages[storage.key]
+def _restore_storage(length: int, dtype: torch.dtype, is_on_host: bool) -> Tensor:
+    return _makers[-1](length, dtype, is_on_host)
 
 
-def _restore(
-    storage: Tensor,
-    dtype: torch.dtype,
-    layout: Any,
-    requires_grad: bool,
-    is_parameter: bool,
-    real: Tensor | None,
-) -> Tensor:
+def _restore(storage: Tensor, layout: Any, flags: tuple[bool, bool], real: Tensor | None) -> Tensor:
+    (dtype, *where), (requires_grad, is_parameter) = layout, flags
     with torch.no_grad():
-        made = storage.view(dtype).as_strided(*layout)
+        made = storage.view(dtype).as_strided(*where)
     if real is not None:
         attach_value(made, real)
     return nn.Parameter(made, requires_grad) if is_parameter else made.requires_grad_(requires_grad)
 
 
-def _restore_real(data: bytes) -> Tensor:
+def _reduce_real(tensor: Tensor) -> Any:
+    file = io.BytesIO()
     with _disable_current_modes(), torch._C.DisableTorchFunction():
-        loaded: Tensor = torch.serialization.load(io.BytesIO(data), weights_only=True)
-        return loaded
+        torch.serialization.save(tensor.detach(), file)
+    flags = tensor.requires_grad and tensor.is_leaf, isinstance(tensor, nn.Parameter)
+    state = {name: each for name, each in vars(tensor).items() if not name.startswith(_OWN)}
+    return _restore_real, (file.getvalue(), *flags, state)
+
+
+def _restore_real(
+    data: bytes, requires_grad: bool, is_parameter: bool, state: dict[str, Any]
+) -> Tensor:
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        made: Tensor = torch.serialization.load(io.BytesIO(data), weights_only=True)
+        made = nn.Parameter(made, requires_grad) if is_parameter else made
+        vars(made).update(state)
+        return made.requires_grad_(requires_grad)

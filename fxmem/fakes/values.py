@@ -316,16 +316,13 @@ def _list_tests(filename: str) -> tuple[_Check, ...]:
 def _is_taken(node: ast.AST) -> bool:
     """Returns whether a branch is one that is taken, if nothing is peculiar.
 
-    It alone calls ``backward`` or ``step``, behind a guard against NaN, or works on the elements
-    that ``any(mask)`` finds, as nflows' splines do: ``x[mask]`` finds all.
+    It alone calls ``backward`` or ``step``, behind a guard against NaN, or adds to a loss, or works
+    on the elements that ``any(mask)`` finds, as nflows' splines do: ``x[mask]`` finds all.
     """
     if not isinstance(node, ast.If):
         return False
     inside, outside = ([n for s in body for n in ast.walk(s)] for body in (node.body, node.orelse))
-    trains = [
-        any(isinstance(n, ast.Attribute) and n.attr in _TRAINING for n in nodes)
-        for nodes in (inside, outside)
-    ]
+    trains = [any(map(_is_of_training, nodes)) for nodes in (inside, outside)]
     if trains != [False, False]:
         return trains == [True, False]
     calls = [n for n in ast.walk(node.test) if isinstance(n, ast.Call)]
@@ -333,6 +330,20 @@ def _is_taken(node: ast.AST) -> bool:
     masks = {n.id for n in found if isinstance(n, ast.Name)}
     slices = [n.slice for n in inside if isinstance(n, ast.Subscript)]
     return any(isinstance(n, ast.Name) and n.id in masks for n in slices)
+
+
+def _is_of_training(node: ast.AST) -> bool:
+    match node:
+        case ast.Attribute(attr=name) if name in _TRAINING:
+            return True
+        case ast.AugAssign(target=ast.Name(id=name), op=ast.Add()):
+            return "loss" in name.lower()
+        case ast.Assign(targets=[ast.Name(id=name)], value=ast.BinOp(op=ast.Add()) as value):
+            read = (n.id for n in ast.walk(value) if isinstance(n, ast.Name))
+            return "loss" in name.lower() and name in read
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="append")):
+            return "loss" in name.lower()
+    return False
 
 
 def _name_of(function: ast.expr) -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
+import json
 import os
+import pickle
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import ModuleType
@@ -20,7 +23,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fxmem.fakes.fake_mode import holds_fakes
 from fxmem.fakes.files import HEAD, FakeFiles, read_shapes
-from fxmem.fakes.pickling import dump_fakes, load_fakes
+from fxmem.fakes.pickling import dump_fakes, reduce_fake, restore_by
 from fxmem.parallelism.process_group import run_outside_modes
 from fxmem.patching import patch
 from fxmem.scripts.apart import Apart
@@ -29,6 +32,9 @@ from fxmem.scripts.reads import find_lines
 from fxmem.scripts.script_recorder import ScriptRecorder
 from fxmem.scripts.windows import Windows
 from fxmem.tracing.compiled import patch_when_imported
+
+_READERS = ("safetensors", "safetensors.torch", "transformers.modeling_utils")
+"""Modules with the function that opens a file of safetensors by its name."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,7 @@ class RealData:
             (DataLoader, "__init__", self._see_loader),
             (torch.UntypedStorage, "data_ptr", _find_storage_address),
             (torch.Tensor, "data_ptr", _find_address),
+            (FakeTensor, "__reduce_ex__", _reduce),
         ]
         if self._recorder.makes_fakes or self._windows.until == "epoch":
             replacements.append((_BaseDataLoaderIter, "__next__", self._load_batch))
@@ -83,11 +90,15 @@ class RealData:
     @contextlib.contextmanager
     def watch_writers(self) -> Iterator[None]:
         """Keeps fake tensors out of files of safetensors and of distributed checkpoints, within."""
-        with (
-            self._files.watch(),
-            patch_when_imported("safetensors.torch", self._replace_writers),
-            patch_when_imported("torch.distributed.checkpoint", self._replace_savers),
-        ):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._files.watch())
+            stack.enter_context(self._restore_in())
+            for name, make_patch in (
+                ("torch.distributed.checkpoint", self._replace_savers),
+                ("safetensors.torch", self._replace_writers),
+                *((name, self._replace_reader) for name in _READERS),
+            ):
+                stack.enter_context(patch_when_imported(name, make_patch))
             yield
 
     def _replace_savers(self, module: ModuleType) -> contextlib.AbstractContextManager[None]:
@@ -99,35 +110,54 @@ class RealData:
             name: self._save(getattr(module, name), f"{module.__name__}.{name}", result)
             for name, result in results.items()
         }
+        replaced["load"] = self._leave(module.load, f"{module.__name__}.load")
         return patch({module: replaced})
+
+    def _leave(self, load: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def load_into(state: Any, *args: Any, **kwargs: Any) -> Any:
+            if not holds_fakes(state):
+                return load(state, *args, **kwargs)
+            self._note(name, "read nothing")
+            return None
+
+        return load_into
 
     def _replace_writers(self, module: ModuleType) -> contextlib.AbstractContextManager[None]:
+        """Replaces the functions that are given the tensors, and those that write their bytes."""
+        package: Any = module
         flatten = next(name for name in ("_flatten_as_ptr", "_flatten") if hasattr(module, name))
+        types = {dtype: name for name, dtype in package._TYPES.items()}
         replaced = {flatten: _flatten_real(getattr(module, flatten))}
         for name in ("serialize", "serialize_file"):
-            replaced[name] = self._keep_flat(getattr(module, name))
-        replaced["load_file"] = self._load_flat(module.load_file)
+            replaced[name] = self._keep_flat(getattr(module, name), types)
         return patch({module: replaced})
 
-    def _keep_flat(self, write: Callable[..., Any]) -> Callable[..., Any]:
-        def write_or_keep(flat: Any, *args: Any, **kwargs: Any) -> Any:
+    def _keep_flat(
+        self, write: Callable[..., Any], types: Mapping[torch.dtype, str]
+    ) -> Callable[..., Any]:
+        def write_or_keep(flat: Any, *args: Any, metadata: Any = None, **kwargs: Any) -> Any:
             if not isinstance(flat, _Unwritten):
-                return write(flat, *args, **kwargs)
+                return write(flat, *args, metadata=metadata, **kwargs)
             self._apart.see_saving()
-            self._note_unwritten("safetensors")
-            self._keep(flat.tensors, args[0] if args else kwargs.get("filename"))
-            return b""
+            self._note("safetensors")
+            head, nbytes = _make_head(flat.tensors, types, metadata)
+            path = args[0] if args else kwargs.get("filename")
+            if path is None:
+                return head + bytes(nbytes)
+            self._files.write(path, head, nbytes)
+            return None
 
         return write_or_keep
 
-    def _load_flat(self, load: Callable[..., Any]) -> Callable[..., Any]:
-        def load_file(filename: Any, device: Any = "cpu", **kwargs: Any) -> Any:
-            data = read_shapes(filename)
-            if data is None:
-                return load(filename, device, **kwargs)
-            return self._load_kept(data, device)
+    def _replace_reader(self, module: ModuleType) -> contextlib.AbstractContextManager[None]:
+        if not hasattr(module, "safe_open"):
+            return contextlib.nullcontext()
+        open_file: Any = module.safe_open
 
-        return load_file
+        def safe_open(filename: Any, *args: Any, **kwargs: Any) -> Any:
+            return open_file(self._files.find(filename) or filename, *args, **kwargs)
+
+        return patch({module: {"safe_open": safe_open}})
 
     def _see_loader(self, init: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(init)  # Lightning reads the names of the arguments to make it again
@@ -160,7 +190,7 @@ class RealData:
             if not holds_fakes(saved):
                 return save(saved, *args, **kwargs)
             self._apart.see_saving()
-            self._note_unwritten(name)
+            self._note(name)
             self._keep(saved, args[0] if args else kwargs.get("f"))
             return result
 
@@ -177,28 +207,30 @@ class RealData:
         elif isinstance(file, str | os.PathLike):
             self._files.write(file, data)
 
-    def _load_kept(self, data: bytes, map_location: Any) -> Any:
-        mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    def _restore_in(self, map_location: Any = None) -> contextlib.AbstractContextManager[None]:
+        """Restores shapes where they were, or where ``map_location`` says."""
 
-        def make_storage(count: int, dtype: torch.dtype, is_on_host: bool) -> torch.Tensor:
+        def make_storage(length: int, dtype: torch.dtype, is_on_host: bool) -> torch.Tensor:
             place = _find_device(map_location, "cpu" if is_on_host else "cuda:0")
             if self._recorder.makes_fakes or place != "cpu":
-                return torch.empty(count, dtype=dtype, device=place)
-            shape = torch.empty(count, dtype=dtype, device="meta")
+                return torch.empty(length, dtype=dtype, device=place)
+            shape = torch.empty(length, dtype=dtype, device="meta")
+            mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
             return FakeTensor(mode, shape, torch.device("cpu"))
 
-        return self._recorder.hold(load_fakes(data, make_storage), is_loaded=True)
+        return restore_by(make_storage)
 
-    def _note_unwritten(self, function: str) -> None:
+    def _note(self, function: str, what: str = "wrote nothing") -> None:
         lines = find_lines(sys._getframe(1))
         at = f" at {lines[0]}" if lines else ""
-        note = f"{function}{at} wrote nothing: its tensors have no values."
+        note = f"{function}{at} {what}: its tensors have no values."
         self._recorder.notes[note] = None
 
     def _load(self, load: Callable[..., Any]) -> Callable[..., Any]:
         def load_to_gpu(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
             if (data := _find_shapes(file)) is not None:
-                return self._load_kept(data, map_location)
+                with self._restore_in(map_location):
+                    return self._recorder.hold(pickle.loads(data), is_loaded=True)
             on_gpu: dict[int, Any] = {}  # storages, which live on in what was loaded
 
             def see_place(storage: Any, place: str) -> Any:
@@ -224,6 +256,29 @@ def _find_shapes(file: Any) -> bytes | None:
         return file.read()  # type: ignore[no-any-return]
     file.seek(at)
     return None
+
+
+def _make_head(
+    tensors: Mapping[str, torch.Tensor], types: Mapping[torch.dtype, str], metadata: Any
+) -> tuple[bytes, int]:
+    """Makes the head of a file of safetensors; returns it and the number of bytes to follow."""
+    head: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    end = 0
+    with torch._C.DisableTorchFunction():
+        for name, tensor in tensors.items():
+            begin, end = end, end + tensor.numel() * tensor.element_size()
+            shape, dtype = list(tensor.shape), types[tensor.dtype]
+            head[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(head).encode()
+    return len(text).to_bytes(8, "little") + text, end
+
+
+def _reduce(reduce: Callable[..., Any]) -> Callable[..., Any]:
+    def reduce_or_share(tensor: torch.Tensor, protocol: Any) -> Any:
+        is_copy = sys._getframe(1).f_code is copy.copy.__code__  # which shares the storage
+        return reduce(tensor, protocol) if is_copy else reduce_fake(tensor)
+
+    return reduce_or_share
 
 
 def _flatten_real(flatten: Callable[..., Any]) -> Callable[..., Any]:

@@ -292,3 +292,25 @@ def test_what_a_mask_finds_is_computed(run: Run) -> None:
     result.sum().backward()
     """
     assert len(run(text).steps) == 1
+
+
+@pytest.mark.parametrize(
+    "addition", ["loss += extra", "loss = loss + extra", "losses.append(extra)"]
+)
+def test_what_is_added_to_a_loss_is_computed(
+    run: Run, capsys: pytest.CaptureFixture[str], addition: str
+) -> None:
+    """As heads of detectors do where there are positive samples."""
+    text = f"""
+    weight = torch.randn(64, 64, device="cuda", requires_grad=True)
+    head = torch.randn(64, 64, device="cuda", requires_grad=True)
+    score = weight.square().sum()
+    loss, losses = score * 1, [score]
+    if (weight > 0.5).sum() / 2 > score:
+        extra = head.square().sum()
+        {addition}
+    (loss + sum(losses)).backward()
+    print(head.grad is not None)
+    """
+    run(text)
+    assert capsys.readouterr().out == "True\n"

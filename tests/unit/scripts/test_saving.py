@@ -260,3 +260,57 @@ def test_safetensors_are_loaded_again(write: Write, tmp_path: Path) -> None:
     )
     run = fxmem.run(str(script), [str(tmp_path / "model.safetensors")])
     assert len(run.steps) == 3 and not (tmp_path / "model.safetensors").exists()
+
+
+KEEPS = {
+    # sklearn's wrappers, queues of processes
+    "pickle": "saved = pickle.loads(pickle.dumps(model.state_dict()))['weight']",
+    # torchvision's tutorials, with an attribute of a tensor of the host
+    "a module": """
+class Tag: pass
+model.kept = torch.zeros(3)
+model.kept.tag = Tag()
+torch.save(model, path)
+model = torch.load(path, weights_only=False)
+assert isinstance(model.kept.tag, Tag) and model.weight.requires_grad
+saved = model.weight.detach()
+""",
+    # adapters, as kohya's scripts and diffusers read them
+    "safe_open": """
+import safetensors
+from safetensors.torch import save_file
+save_file(model.state_dict(), path, metadata={"format": "pt"})
+with safetensors.safe_open(path, framework="pt") as file:
+    assert file.metadata() == {"format": "pt"} and set(file.keys()) == {"weight", "bias"}
+    saved = file.get_tensor("weight")
+""",
+    "bytes": """
+from safetensors.torch import load, save
+saved = load(save({"weight": model.weight.detach()}))["weight"]
+""",
+    "a distributed checkpoint": """
+from torch.distributed import checkpoint
+checkpoint.save(model.state_dict(), checkpoint_id=path)
+loaded = model.state_dict()
+checkpoint.load(loaded, checkpoint_id=path)
+saved = loaded["weight"]
+""",
+    "a shallow copy": "saved = copy.copy(model.weight.detach())",
+}
+
+
+@pytest.mark.parametrize("form", KEEPS)
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_ways_to_keep_weights(write: Write, tmp_path: Path, form: str, device: str) -> None:
+    text = f"""
+import pickle
+path = sys.argv[1]
+model = nn.Linear(64, 32).to("{device}")
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+model(torch.ones(8, 64, device="{device}")).sum().backward()
+optimizer.step()
+{KEEPS[form]}
+assert saved.shape == (32, 64) and saved.dtype == torch.float32
+"""
+    run = fxmem.run(str(write(text)), [str(tmp_path / "saved")], device=device)
+    assert run.steps and not (tmp_path / "saved").exists()
