@@ -19,8 +19,8 @@ MakeStorage: TypeAlias = Callable[[int, torch.dtype, bool], Tensor]
 """Makes a fake tensor of so many floating numbers of a type, on the host or on the GPU."""
 _HOST = torch.device("cpu")
 _makers: list[MakeStorage] = []
-_OWN = "_fxmem"
-"""Begins the names of attributes that fxmem gives to tensors."""
+_OF_FAKES = {"fake_device", "fake_mode", "constant", "pytype", "dispatch_keys", "real_tensor"}
+"""Attributes of fake tensors that are their own, beside those with an underscore."""
 
 
 @contextlib.contextmanager
@@ -54,7 +54,8 @@ def reduce_fake(fake: Tensor, storages: dict[int, Any] | None = None) -> Any:
         kept = made if storages is None else storages.setdefault(storage._cdata, made)
         layout = (fake.dtype, tuple(fake.shape), fake.stride(), fake.storage_offset())
         flags = (fake.requires_grad, isinstance(fake, nn.Parameter))
-        return _restore, (kept, layout, flags, None if real is None else _Real(real))
+        value = None if real is None else _Real(real)
+        return _restore, (kept, layout, flags, value, _list_attributes(fake))
 
 
 class _Storage:
@@ -92,13 +93,27 @@ def _restore_storage(length: int, dtype: torch.dtype, is_on_host: bool) -> Tenso
     return _makers[-1](length, dtype, is_on_host)
 
 
-def _restore(storage: Tensor, layout: Any, flags: tuple[bool, bool], real: Tensor | None) -> Tensor:
+def _list_attributes(tensor: Tensor) -> dict[str, Any]:
+    """Lists the attributes that the code gave to a tensor."""
+    names = (name for name in vars(tensor) if not name.startswith("_"))
+    return {name: vars(tensor)[name] for name in names if name not in _OF_FAKES}
+
+
+def _restore(
+    storage: Tensor,
+    layout: Any,
+    flags: tuple[bool, bool],
+    real: Tensor | None,
+    attributes: dict[str, Any],
+) -> Tensor:
     (dtype, *where), (requires_grad, is_parameter) = layout, flags
     with torch.no_grad():
         made = storage.view(dtype).as_strided(*where)
     if real is not None:
         attach_value(made, real)
-    return nn.Parameter(made, requires_grad) if is_parameter else made.requires_grad_(requires_grad)
+    made = nn.Parameter(made, requires_grad) if is_parameter else made.requires_grad_(requires_grad)
+    vars(made).update(attributes)
+    return made
 
 
 def _reduce_real(tensor: Tensor) -> Any:
@@ -106,15 +121,14 @@ def _reduce_real(tensor: Tensor) -> Any:
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         torch.serialization.save(tensor.detach(), file)
     flags = tensor.requires_grad and tensor.is_leaf, isinstance(tensor, nn.Parameter)
-    state = {name: each for name, each in vars(tensor).items() if not name.startswith(_OWN)}
-    return _restore_real, (file.getvalue(), *flags, state)
+    return _restore_real, (file.getvalue(), *flags, _list_attributes(tensor))
 
 
 def _restore_real(
-    data: bytes, requires_grad: bool, is_parameter: bool, state: dict[str, Any]
+    data: bytes, requires_grad: bool, is_parameter: bool, attributes: dict[str, Any]
 ) -> Tensor:
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         made: Tensor = torch.serialization.load(io.BytesIO(data), weights_only=True)
         made = nn.Parameter(made, requires_grad) if is_parameter else made
-        vars(made).update(state)
+        vars(made).update(attributes)
         return made.requires_grad_(requires_grad)
