@@ -187,11 +187,13 @@ class RealData:
         self, save: Callable[..., Any], name: str = "torch.save", result: Any = None
     ) -> Callable[..., Any]:
         def save_real(saved: Any, *args: Any, **kwargs: Any) -> Any:
+            file = args[0] if args else kwargs.get("f")
             if not holds_fakes(saved):
+                self._files.forget(file)
                 return save(saved, *args, **kwargs)
             self._apart.see_saving()
             self._note(name)
-            self._keep(saved, args[0] if args else kwargs.get("f"))
+            self._keep(saved, file)
             return result
 
         return save_real
