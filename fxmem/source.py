@@ -38,10 +38,10 @@ Span = tuple[int, int, int, int]
 def is_user_file(filename: str) -> bool:
     """Returns whether a line of that file is worth showing: a model's code, no wrapper around it.
 
-    Files of torch, of fxmem, of the standard library (decorators, context managers) and
+    Files of torch, of fxmem, of the standard library (decorators, context managers), of Cython and
     generated code are not.
     """
-    if filename.startswith("<") or is_machinery(filename):
+    if filename.startswith("<") or filename.endswith(".pyx") or is_machinery(filename):
         return False
     if filename.startswith(_STDLIB) and not is_installed(filename):
         return False

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from fxmem.errors import FxmemError, TraceError, UsageError
 from fxmem.recording.size_hints import SizeHint
 from fxmem.scripts.generation import limit_generation
 from fxmem.scripts.launchers import Launcher
-from fxmem.scripts.script_run import Progress, ScriptRun
+from fxmem.scripts.script_run import Progress, Read, ScriptRun
 from fxmem.scripts.session import Session
 from fxmem.scripts.windows import EnoughSteps, Windows
+from fxmem.source import find_raising_source
 from fxmem.training.failures import explain_failure
 from fxmem.training.options import resolve_compilation, resolve_device
 
@@ -110,7 +111,9 @@ def run(
             progress.recorded = session.describe(partial=True)
         if isinstance(error, FxmemError):
             raise
-        raise _explain(error, launcher.script, size_hint is not None) from error
+        raise _explain(
+            error, launcher.script, size_hint is not None, session.list_reads()
+        ) from error
     launcher.check_place()
     return session.describe()
 
@@ -134,9 +137,16 @@ def _launch(session: Session, launcher: Launcher, command: Sequence[str]) -> Non
             raise
 
 
-def _explain(error: Exception, script: str, has_size_hint: bool) -> FxmemError:
+def _explain(
+    error: Exception, script: str, has_size_hint: bool, reads: Iterable[Read]
+) -> FxmemError:
     explained = explain_failure(error, None, has_size_hint)
     if isinstance(explained, TraceError) and explained.cause.startswith("the step failed"):
         cause = re.sub(r"\x1b\[[0-9;]*m", "", explained.cause.removeprefix("the step failed"))
-        return TraceError(f"{script} failed{cause}", explained.hint)
+        where, hint = find_raising_source(error), explained.hint
+        at = (where.file, where.line) if where is not None else None
+        values = [read.value for read in reads if (read.source.file, read.source.line) == at]
+        if values:  # of which the error may come, or not
+            hint = f"values read there are not known, and were taken as {values[0]}"
+        return TraceError(f"{script} failed{cause}", hint)
     return explained

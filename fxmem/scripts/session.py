@@ -42,7 +42,7 @@ from fxmem.scripts.data import RealData
 from fxmem.scripts.launchers import Launcher
 from fxmem.scripts.moves import Moves
 from fxmem.scripts.script_recorder import LOAD, ScriptRecorder
-from fxmem.scripts.script_run import ScriptRun
+from fxmem.scripts.script_run import Read, ScriptRun
 from fxmem.scripts.script_tracer import ScriptTracer
 from fxmem.scripts.threads import follow_threads
 from fxmem.scripts.windows import EnoughSteps, Windows
@@ -269,8 +269,11 @@ class Session:
             self._recorder.notes["No optimizer stepped: all that ran is one step."] = None
         noted = (*note_assumptions(self._recorder), *self._noted)
         notes = (*noted, *self._options.list_notes(operators), *self.windows.list_notes())
-        reads = tuple(self._recorder.reads.reads.values())
-        return ScriptRun(windows, reads, notes, partial, fragmentation)
+        return ScriptRun(windows, self.list_reads(), notes, partial, fragmentation)
+
+    def list_reads(self) -> tuple[Read, ...]:
+        """Lists the lines that have read values."""
+        return tuple(self._recorder.reads.reads.values())
 
     def _end_window(self) -> None:
         windows, left_out = self.windows, self._tracer.left_out

@@ -314,3 +314,27 @@ def test_what_is_added_to_a_loss_is_computed(
     """
     run(text)
     assert capsys.readouterr().out == "True\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("1 / (1 - rate.sum().item())", "ZeroDivisionError: float division by zero"),
+        # an agent's action, for which NumPy's code in Cython raises
+        (
+            "np.random.choice(4, p=rate.double().cpu().numpy())",
+            "ValueError: probabilities do not sum to 1",
+        ),
+    ],
+)
+def test_an_error_of_a_line_that_read_values_tells_what_was_read(
+    run: Run, line: str, error: str
+) -> None:
+    text = f"""
+    import numpy as np
+    rate = torch.randn(4, device="cuda").square()
+    {line}
+    """
+    with pytest.raises(TraceError, match=f"^train.py failed at train.py:6: {error} ") as raised:
+        run(text)
+    assert str(raised.value.hint).startswith("values read there are not known, and were taken as ")
