@@ -147,6 +147,7 @@ def _explain(
         at = (where.file, where.line) if where is not None else None
         values = [read.value for read in reads if (read.source.file, read.source.line) == at]
         if values:  # of which the error may come, or not
-            hint = f"values read there are not known, and were taken as {values[0]}"
+            told = f"values read there are not known, and were taken as {values[0]}"
+            hint = f"{told}; {hint}" if hint else told
         return TraceError(f"{script} failed{cause}", hint)
     return explained
