@@ -36,6 +36,7 @@ from fxmem.graph import Category, Effect, Phase
 from fxmem.kernels.registry import Backend
 from fxmem.patching import patch
 from fxmem.recording.constants import fill_value, is_index, list_tensors
+from fxmem.recording.counts import PUTS, find_most, see_mask
 from fxmem.recording.handlers import (
     PASS,
     DispatchedCall,
@@ -155,9 +156,11 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
 
     def record_known(self, call: DispatchedCall) -> Any:
         """Records an operator, with an answer where values decide over its result."""
+        before = find_most(call.args[0]) if call.func in PUTS else 0
         try:
             result = self.record(call)
             self._stand_in(call, result)
+            see_mask(call.func, call.args, result, before)
             return result
         except DataDependentOutputException:
             if call.func in (aten.equal.default, aten.allclose.default):
@@ -173,7 +176,8 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
             hints = self.runner.hints
             is_own = call.func.namespace == "aten"  # others find rows: boxes that do not overlap
             most = max(
-                (mask.numel() if is_own else len(mask) for mask in masks if mask.dim()), default=1
+                (find_most(mask) if is_own else len(mask) for mask in masks if mask.dim()),
+                default=1,
             )
             given = (hints.find_own(), hints.default)
             most = next((size for size in given if size is not None), most)

@@ -126,7 +126,7 @@ class ScriptTracer(Tracer):
         if func == _set_data and len({isinstance(each, FakeTensor) for each in args}) > 1:
             return self._become(*args)
         if not fakes and not self._is_made(func, args, kwargs):
-            listed = (each for value in args if isinstance(value, list) for each in value)
+            listed = (x for each in args if isinstance(each, list | tuple) for x in each)
             if any(hasattr(x, "__torch_function__") and not isinstance(x, Tensor) for x in listed):
                 return func(*args, **kwargs)  # torch.einsum of torch.fx.Proxy, as in e3nn
             with torch._C.DisableTorchFunction():

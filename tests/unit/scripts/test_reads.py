@@ -338,3 +338,24 @@ def test_an_error_of_a_line_that_read_values_tells_what_was_read(
     with pytest.raises(TraceError, match=f"^train.py failed at train.py:6: {error} ") as raised:
         run(text)
     assert str(raised.value.hint).startswith("values read there are not known, and were taken as ")
+
+
+def test_a_mask_of_a_few_set_elements_finds_so_many(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As torchvision's ``BalancedPositiveNegativeSampler``; Mask R-CNN took four times as much."""
+    text = """
+    scores = torch.randn(2000, device="cuda", requires_grad=True)
+    inside, outside = torch.where(scores >= 0.5)[0], torch.where(scores < 0.5)[0]
+    masks = [torch.zeros(2000, dtype=torch.uint8, device="cuda") for _ in range(2)]
+    masks[0][inside[:128]] = 1
+    masks[1][outside[torch.randperm(len(outside), device="cuda")[:384]]] = 1
+    kept = torch.where(masks[0] | masks[1])[0]
+    print(len(kept), len(scores[masks[0].bool()]), len(masks[0].nonzero()))
+    part = masks[0][10:]
+    part.fill_(1)
+    print(len(masks[0].nonzero()))
+    scores[kept].sum().backward()
+    """
+    run(text)
+    assert capsys.readouterr().out == "512 128 128\n2000\n"

@@ -373,13 +373,14 @@ def test_tensors_in_reference_cycles_are_freed_sooner_or_later() -> None:
     assert peaks[1] == peaks[2] == peaks[3] < 30 << 20  # cuBLAS' 16 MiB, and not the lost 16
 
 
-def test_functions_get_the_proxies_that_a_list_holds() -> None:
-    """As e3nn writes its modules, by ``torch.einsum`` of ``torch.fx.Proxy``."""
+@pytest.mark.parametrize("hold", [list, tuple])
+def test_functions_get_the_proxies_that_a_list_holds(hold: Any) -> None:
+    """As e3nn and opt_einsum_fx (MACE) write modules, by ``torch.einsum`` of ``torch.fx.Proxy``."""
     with fxmem.record(steps=1) as recording:
         graph = torch.fx.Graph()
         tracer = torch.fx.proxy.GraphAppendingTracer(graph)
         a, b = (torch.fx.Proxy(graph.placeholder(name), tracer) for name in "ab")
-        graph.output(torch.einsum("ij,jk->ik", [a, b]).node)
+        graph.output(torch.einsum("ij,jk->ik", hold([a, b])).node)
         multiply = torch.fx.GraphModule(nn.Module(), graph)
         weight = torch.ones(8, 8, device="cuda", requires_grad=True)
         multiply(weight, weight).sum().backward()
