@@ -49,7 +49,7 @@ def see_mask(func: Any, args: tuple[Any, ...], result: Any, before: int) -> None
         is_mutable = func._schema.is_mutable
         for written in (target, result) if is_mutable else (result,):
             _keep_most(written, before + count, writes=int(is_mutable))
-    elif func in _UNIONS:
+    elif func in _UNIONS and args[0].shape == args[1].shape:
         _keep_most(result, sum(map(find_most, args[:2])))
     elif func in _KEEPERS and _MOST in args[0].__dict__:
         _keep_most(result, find_most(args[0]))

@@ -351,7 +351,8 @@ def test_a_mask_of_a_few_set_elements_finds_so_many(
     masks[0][inside[:128]] = 1
     masks[1][outside[torch.randperm(len(outside), device="cuda")[:384]]] = 1
     kept = torch.where(masks[0] | masks[1])[0]
-    print(len(kept), len(scores[masks[0].bool()]), len(masks[0].nonzero()))
+    pairs = masks[0][:2] | masks[0][:2, None]
+    print(len(kept), len(scores[masks[0].bool()]), len(masks[0].nonzero()), len(pairs.nonzero()))
     part = masks[0][10:]
     part.fill_(1)
     print(len(masks[0].nonzero()))
