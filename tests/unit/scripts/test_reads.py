@@ -359,4 +359,4 @@ def test_a_mask_of_a_few_set_elements_finds_so_many(
     scores[kept].sum().backward()
     """
     run(text)
-    assert capsys.readouterr().out == "512 128 128\n2000\n"
+    assert capsys.readouterr().out == "512 128 128 4\n2000\n"
