@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from running import Call, Runs
 from torch import Tensor, nn
 
 from fxmem import analyze
+from fxmem import record as record_steps
 from fxmem.graph import Category, Effect, MemoryGraph, Phase
 
 
@@ -136,3 +138,28 @@ def test_the_gradient_of_a_view_that_was_changed_is_a_new_tensor() -> None:
     with torch.profiler.profile(profile_memory=True) as prof:
         model(x).sum().backward()
     assert len(made) == [nbytes for _, nbytes in list_changes(prof)].count(x.nbytes)
+
+
+def measure_under(make_hooks: Any) -> int:
+    with record_steps(gpu="h100", steps=1) as recording, make_hooks():
+        result = torch.ones(1 << 20).cuda().requires_grad_()
+        for _ in range(8):
+            result = result.sin()
+        result.sum().backward()
+    return recording.steps[0].peak_bytes
+
+
+def test_hooks_of_the_code_name_devices_and_pin_memory() -> None:
+    """PyTorch's ``save_on_cpu``, as its documentation has it, and hooks that compress."""
+    graph = torch.autograd.graph
+
+    def pack(tensor: Tensor) -> Any:
+        return tensor.half(), torch.as_tensor([1.0]).to("cuda")
+
+    def unpack(packed: Any) -> Tensor:
+        return packed[0].float() * packed[1]  # type: ignore[no-any-return]
+
+    whole = measure_under(contextlib.nullcontext)
+    moved = measure_under(lambda: graph.save_on_cpu(pin_memory=True))
+    halved = measure_under(lambda: graph.saved_tensors_hooks(pack, unpack))
+    assert moved < halved < whole

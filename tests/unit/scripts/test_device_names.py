@@ -183,6 +183,33 @@ def test_transforms_of_functions(tmp_path: Path) -> None:
     )
 
 
+EXPANDED = """
+import torch
+from torch import nn
+from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).to(device)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(3):
+    call_for_per_sample_grads(model)(torch.randn(32, 64, device=device)).square().sum().backward()
+    for parameter in model.parameters():
+        parameter.grad = parameter.grad_sample.mean(0)
+        del parameter.grad_sample
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_gradients_of_each_sample(tmp_path: Path) -> None:
+    """As Opacus' ``grad_sample_mode="ew"``: weights of a class that takes few functions."""
+    path = tmp_path / "train.py"
+    path.write_text(EXPANDED)
+    assert len(fxmem.run(str(path)).steps) == 3
+    assert [step.peak_bytes for step in fxmem.run(str(path), device="cpu").steps] == measure_script(
+        str(path), [], 3
+    )
+
+
 def test_graphs_are_refused_at_their_line(tmp_path: Path) -> None:
     text = "torch.cuda.CUDAGraph | None\nwith torch.cuda.graph(torch.cuda.CUDAGraph()):\n    pass"
     with pytest.raises(fxmem.TraceError, match=r"^CUDA graphs at .*train.py:4 are not modelled"):
