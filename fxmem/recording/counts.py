@@ -1,7 +1,7 @@
 """Bounds of how many elements of a mask are true, where its values are not known.
 
-Samplers of detectors set a few elements of zeros, by indices that are not known, and look where
-they are: torchvision's ``BalancedPositiveNegativeSampler``.
+Samplers of detectors set a few elements of zeros, by indices that are not known, join such masks
+and look where they are true: torchvision's ``BalancedPositiveNegativeSampler``.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fxmem.fakes.values import find_known
 from fxmem.versions.operators import aten
 
-PUTS = (aten.index_put.default, aten.index_put_.default)
-_UNIONS = (aten.bitwise_or.Tensor, aten.logical_or.default, aten.__or__.Tensor)
-_KEEPERS = (aten._to_copy.default, aten.clone.default, aten.detach.default, aten.view.default)
+PUT = aten.index_put_.default
 _MOST = "_fxmem_most"
 
 
@@ -41,17 +39,16 @@ def see_mask(func: Any, args: tuple[Any, ...], result: Any, before: int) -> None
         result: Its result.
         before: How many elements of the first argument may have been true.
     """
-    if func in PUTS:
+    if func is PUT:
         target, indices = args[:2]
-        if len(indices) != target.dim() or not all(map(_is_index, indices)):
-            return
-        count = prod(max(sizes) for sizes in zip(*_list_shapes(indices), strict=True))
-        is_mutable = func._schema.is_mutable
-        for written in (target, result) if is_mutable else (result,):
-            _keep_most(written, before + count, writes=int(is_mutable))
-    elif func in _UNIONS and args[0].shape == args[1].shape:
+        if len(indices) == target.dim() and all(map(_is_index, indices)):
+            count = prod(max(sizes) for sizes in zip(*_list_shapes(indices), strict=True))
+            _keep_most(target, before + count, writes=1)
+    elif func is aten.bitwise_or.Tensor and args[0].shape == args[1].shape:
         _keep_most(result, sum(map(find_most, args[:2])))
-    elif func in _KEEPERS and _MOST in args[0].__dict__:
+    elif func is aten.cat.default:
+        _keep_most(result, sum(map(find_most, args[0])))
+    elif func is aten._to_copy.default and _MOST in args[0].__dict__:
         _keep_most(result, find_most(args[0]))
 
 

@@ -36,7 +36,7 @@ from fxmem.graph import Category, Effect, Phase
 from fxmem.kernels.registry import Backend
 from fxmem.patching import patch
 from fxmem.recording.constants import fill_value, is_index, list_tensors
-from fxmem.recording.counts import PUTS, find_most, see_mask
+from fxmem.recording.counts import PUT, find_most, see_mask
 from fxmem.recording.handlers import (
     PASS,
     DispatchedCall,
@@ -65,8 +65,7 @@ _WHOLE = frozenset({"aten::randint", "aten::randint.low", "aten::randperm"})
 _LONGEST_ROW = 4096
 """Numbers of a schedule, such as times or the noise of diffusion's steps, at which code looks."""
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-_ANY = (aten.any.default, aten.all.default)
-_NOT_FINITE = (aten.isnan.default, aten.isinf.default, aten.isposinf.default, aten.isneginf.default)
+_NOT_FINITE = (aten.isnan.default, aten.isinf.default)
 _EQUALITIES = {
     aten.eq.Tensor: True,
     aten.ne.Tensor: False,
@@ -156,7 +155,7 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
 
     def record_known(self, call: DispatchedCall) -> Any:
         """Records an operator, with an answer where values decide over its result."""
-        before = find_most(call.args[0]) if call.func in PUTS else 0
+        before = find_most(call.args[0]) if call.func is PUT else 0
         try:
             result = self.record(call)
             self._stand_in(call, result)
@@ -316,7 +315,7 @@ def _find_usual(func: Any, args: tuple[Any, ...]) -> bool | None:
     """
     if not (args and isinstance(args[0], Tensor) and args[0].is_floating_point()):
         return None
-    if func in _ANY:
+    if func is aten.any.default:
         return True
     if func in _NOT_FINITE:
         return False
