@@ -48,27 +48,35 @@ def watch_saved(recorder: Recorder) -> Iterator[None]:
 
     replaced = {
         torch.autograd.graph: {"disable_saved_tensors_hooks": disable_hooks},
-        saved_tensors_hooks: {"__init__": _replace_init(saved_tensors_hooks.__init__)},
+        saved_tensors_hooks: {"__enter__": _replace_enter(saved_tensors_hooks.__enter__)},
     }
     with hook_saves(recorder), patch(replaced):
         yield
 
 
-def _replace_init(init: Any) -> Any:
+def _replace_enter(enter: Any) -> Any:
     """Lets hooks of the code, which an operator calls, run as the code beside them does.
 
     Those of ``torch.utils.checkpoint`` do without.
     """
 
-    def init_hooks(self: Any, pack_hook: Any, unpack_hook: Any) -> None:
+    def enter_hooks(hooks: Any) -> None:
+        given = hooks.pack_hook
+
         def pack(tensor: Tensor) -> Any:
             with translate_inside_operator():
-                return pack_hook(tensor)
+                return given(tensor)
 
-        is_own = type(self).__module__ == torch.utils.checkpoint.__name__
-        init(self, pack_hook if is_own else pack, unpack_hook)
+        if type(hooks).__module__ == torch.utils.checkpoint.__name__:
+            enter(hooks)
+            return
+        hooks.pack_hook = pack
+        try:
+            enter(hooks)
+        finally:
+            hooks.pack_hook = given
 
-    return init_hooks
+    return enter_hooks
 
 
 @contextmanager

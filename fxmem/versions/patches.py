@@ -212,7 +212,7 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "torch.autograd.graph.saved_tensors_hooks",
-        "__init__",
+        "__enter__",
         "let hooks of a user's code name devices",
     ),
     (

@@ -140,8 +140,8 @@ def test_the_gradient_of_a_view_that_was_changed_is_a_new_tensor() -> None:
     assert len(made) == [nbytes for _, nbytes in list_changes(prof)].count(x.nbytes)
 
 
-def measure_under(make_hooks: Any) -> int:
-    with record_steps(gpu="h100", steps=1) as recording, make_hooks():
+def measure_under(hooks: Any) -> int:
+    with record_steps(gpu="h100", steps=1) as recording, hooks:
         result = torch.ones(1 << 20).cuda().requires_grad_()
         for _ in range(8):
             result = result.sin()
@@ -159,7 +159,7 @@ def test_hooks_of_the_code_name_devices_and_pin_memory() -> None:
     def unpack(packed: Any) -> Tensor:
         return packed[0].float() * packed[1]  # type: ignore[no-any-return]
 
-    whole = measure_under(contextlib.nullcontext)
-    moved = measure_under(lambda: graph.save_on_cpu(pin_memory=True))
-    halved = measure_under(lambda: graph.saved_tensors_hooks(pack, unpack))
+    whole = measure_under(contextlib.nullcontext())
+    moved = measure_under(graph.save_on_cpu(pin_memory=True))
+    halved = measure_under(graph.saved_tensors_hooks(pack, unpack))
     assert moved < halved < whole
