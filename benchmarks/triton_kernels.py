@@ -88,8 +88,7 @@ _CAUSES = """
   `huggingface`. 2,084.05 are, to the KiB, what one call of `liger` with two chunks holds: weight,
   input, their gradients, a chunk, targets and loss. In torch 2.5 the first calls that compile stay
   in cycles until Python's collector runs (2.5.1 on the CPU: those of two and four sequences).
-- `kto_loss` of `liger`: 510 MiB more there, and 1,268 from the second size on: calls too, as it
-  seems.
+- `kto_loss` of `liger`: 510 MiB more there, and 1,268 from the second size on. Not found.
 - `fused_linear_cross_entropy` of `liger`: about a chunk of logits more there (31.3 MiB for 4,096
   tokens, and in proportion) than the source at that commit allocates. Not found.
 """

@@ -20,6 +20,9 @@ from fxmem.training.options import resolve_compilation, resolve_device
 UNTIL = ("evaluation", "save", "epoch")
 """Parts of a script that come after steps."""
 
+_OF_NUMBERS = (ArithmeticError, ValueError)
+"""Errors that stand-ins for values may lead to."""
+
 
 def run(
     script: str,
@@ -146,7 +149,7 @@ def _explain(
         where, hint = find_raising_source(error), explained.hint
         at = (where.file, where.line) if where is not None else None
         values = [read.value for read in reads if (read.source.file, read.source.line) == at]
-        if values:  # of which the error may come, or not
+        if values and isinstance(error, _OF_NUMBERS):
             told = f"values read there are not known, and were taken as {values[0]}"
             hint = f"{told}; {hint}" if hint else told
         return TraceError(f"{script} failed{cause}", hint)
