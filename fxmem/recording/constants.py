@@ -27,6 +27,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from fxmem.fakes.branches import find_passing_answer
 from fxmem.fakes.containers import PLAIN
 from fxmem.fakes.values import (
     DRAW,
@@ -38,7 +39,6 @@ from fxmem.fakes.values import (
     find_count,
     find_known,
     find_most_elements,
-    find_passing_answer,
     find_value,
     is_whole,
     remember_constant,

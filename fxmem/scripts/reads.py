@@ -20,15 +20,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fxmem.errors import TraceError
-from fxmem.fakes.values import (
-    SELECTED,
-    STAND_IN,
-    find_known,
-    find_partly_known,
-    find_passing_answer,
-    find_usual_answer,
-    is_in_while,
-)
+from fxmem.fakes.branches import find_passing_answer, find_usual_answer, is_in_while
+from fxmem.fakes.values import SELECTED, STAND_IN, find_known, find_partly_known
 from fxmem.graph import Operation, SourceLocation, is_installed
 from fxmem.recording.bounds import find_bounds
 from fxmem.scripts.script_run import Read

@@ -24,8 +24,9 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
+from fxmem.fakes.branches import find_passing_answer
 from fxmem.fakes.containers import iterate_tensors
-from fxmem.fakes.values import comes_of_held, find_passing_answer
+from fxmem.fakes.values import comes_of_held
 from fxmem.graph import Phase, SourceLocation
 from fxmem.patching import patch
 from fxmem.source import find_source

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fxmem.fakes.values import assume_passing, find_value, remember_constant
+from fxmem.fakes.branches import assume_passing
+from fxmem.fakes.values import find_value, remember_constant
 from fxmem.kernels.cuda.gpu import CUDA, is_on_gpu
 from fxmem.kernels.registry import ANY, CPU, OperatorCall
 from fxmem.versions.operators import aten

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 import fxmem
-from fxmem.fakes.values import find_passing_answer
+from fxmem.fakes.branches import find_passing_answer
 
 
 class Unknown:
