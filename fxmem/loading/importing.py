@@ -236,6 +236,16 @@ _PYTHON_ONLY = {
 }
 """Packages that run with their Python alone, and the variables for ``pip`` to build no more."""
 
+_PROJECTS = {
+    "sklearn": "scikit-learn",
+    "skimage": "scikit-image",
+    "cv2": "opencv-python-headless",
+    "PIL": "pillow",
+    "yaml": "pyyaml",
+    "dotenv": "python-dotenv",
+}
+"""Packages that training scripts import, and what ``pip`` calls them."""
+
 _COMPILED = re.compile(r"(?i)_cuda|cuda_|_ext$|\b_c$")
 """Names that compiled modules of packages have."""
 
@@ -292,7 +302,7 @@ def explain_missing_package(name: str, importer: str) -> LoadError:
         )
     return LoadError(
         f"{importer} imports {name!r}, which is not installed",
-        hint=f"pip install {package}, or put its folder on PYTHONPATH",
+        hint=f"pip install {_PROJECTS.get(package, package)}, or put its folder on PYTHONPATH",
     )
 
 

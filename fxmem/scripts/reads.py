@@ -11,7 +11,7 @@ import linecache
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, TypeAlias
 
@@ -38,7 +38,11 @@ _MOST_COPIED = 1 << 20
 """Elements of the largest tensor that is made up when it is copied to the host; others stay fake
 until the script asks for their values."""
 _MOST_BYTES = 1 << 28
-"""The largest array of ones that gets memory of its own; a larger one repeats a single element."""
+"""The largest array of stand-ins with memory of its own; a larger one repeats a single element."""
+_LEAST_NUMBER = 0.75
+"""Floating numbers of an array lie between this one and 1, as probabilities may."""
+_DISTRIBUTIONS = ("aten._softmax.default", "aten._log_softmax.default")
+"""Operators that make rows which sum to 1; the latter's are taken to have been exponentiated."""
 _MOST_ROUNDS, _MOST_OPERATORS = 1 << 12, 30_000
 """Reads at one line, and reads and operators, in one step: then a ``while`` around it never ends.
 
@@ -51,9 +55,15 @@ Lines: TypeAlias = tuple[SourceLocation, SourceLocation | None]
 
 
 class ReadLog:
-    """Notes the lines that read values, each once."""
+    """Notes the lines that read values, each once.
 
-    def __init__(self) -> None:
+    Args:
+        find_maker: Finds the name of the operator that computed a tensor's values.
+    """
+
+    def __init__(self, find_maker: Callable[[Tensor], str | None]) -> None:
+        self._find_maker = find_maker
+        self._generator = torch.Generator().manual_seed(0)  # the script's own is left as it is
         self.reads: dict[Lines, Read] = {}
         self.is_size = False  # the function that runs reads a number as one
         self._operations: Sequence[Operation] = ()  # of the step
@@ -116,20 +126,34 @@ class ReadLog:
         return None if tensor.numel() > _MOST_COPIED else self.make_real(tensor)
 
     def make_real(self, tensor: Tensor) -> Tensor:
-        """Makes a real tensor: of ones, but for what is known. One of known values is no read.
+        """Makes a real tensor: of stand-ins, but for what is known. One of known values is no read.
 
         Truth values are True, as masks find all elements; a single one is False, as tests are.
+        Whole numbers are 1. Floating ones differ from each other, since a matrix is inverted and
+        points are told apart by that; rows of a softmax sum to 1.
         """
         one = tensor.dim() > 0 or tensor.dtype != torch.bool
         bounds = find_bounds(tensor)
+        is_lean = tensor.numel() * tensor.element_size() > _MOST_BYTES
+        is_varied = tensor.is_floating_point() and tensor.numel() > 1 and not is_lean
+        text = f"{_LEAST_NUMBER} to 1" if is_varied else "ones" if one else "False"
         if find_known(tensor) is None:
-            self.note("ones" if one else "False")
+            self.note(text)
         with _disable_current_modes():
+            if bounds is None and is_varied:
+                return self._draw(tensor)
             made = torch.full((), one, dtype=tensor.dtype)
             if bounds is not None:
                 return torch.minimum(torch.maximum(made, bounds[0]), bounds[1])
-            is_lean = tensor.numel() * tensor.element_size() > _MOST_BYTES
             return made.expand(tensor.shape) if is_lean else made.repeat(tensor.shape)
+
+    def _draw(self, tensor: Tensor) -> Tensor:
+        dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+        made = torch.rand(tensor.shape, generator=self._generator, dtype=dtype)
+        made.mul_(1 - _LEAST_NUMBER).add_(_LEAST_NUMBER)
+        if self._find_maker(tensor) in _DISTRIBUTIONS and tensor.stride(-1) == 1:
+            made /= made.sum(-1, keepdim=True)
+        return made.to(tensor.dtype)
 
     def list_values(self, tensor: Tensor) -> Any:
         """Lists the values that stand for a tensor's, as ``Tensor.tolist``."""

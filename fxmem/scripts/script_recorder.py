@@ -32,7 +32,7 @@ from fxmem.fakes.values import (
     find_partly_known,
     remember_constant,
 )
-from fxmem.graph import Category, Effect, Phase
+from fxmem.graph import RESIDENT, Category, Effect, Phase
 from fxmem.kernels.registry import Backend
 from fxmem.patching import patch
 from fxmem.recording.constants import fill_value, is_index, list_tensors
@@ -65,6 +65,13 @@ _WHOLE = frozenset({"aten::randint", "aten::randint.low", "aten::randperm"})
 _LONGEST_ROW = 4096
 """Numbers of a schedule, such as times or the noise of diffusion's steps, at which code looks."""
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_VALUES_KEPT = (
+    "aten._to_copy.default",
+    "aten.clone.default",
+    "aten.cat.default",
+    "aten.exp.default",
+)
+"""Operators behind which the one that matters is looked for, of distributions and their logs."""
 _NOT_FINITE = (aten.isnan.default, aten.isinf.default)
 _EQUALITIES = {
     aten.eq.Tensor: True,
@@ -86,7 +93,7 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
 
     def __init__(self, target: Backend, hints: SizeHints) -> None:
         super().__init__(target, hints)
-        self.reads = ReadLog()
+        self.reads = ReadLog(self._find_maker)
         self.makes_fakes = self.ledger.counts_own = target.device == _HOST
         self.in_model = False
         self.see_move: Callable[[Tensor], None] = lambda _tensor: None
@@ -139,6 +146,16 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
             return PASS
         is_read = value.assumed == STAND_IN or not self.in_model
         return self.reads.answer_scalar(call.args[0]) if is_read else PASS
+
+    def _find_maker(self, tensor: Tensor) -> str | None:
+        """Finds the operator that computed a tensor's values in this step, before any copies."""
+        index = self.ledger.find(find_inner(tensor))
+        while index != NO_STORAGE and self.ledger.storages[index].born != RESIDENT:
+            operation = self.operations[self.ledger.storages[index].born]
+            if operation.name not in _VALUES_KEPT:
+                return operation.name
+            index = next(iter(operation.reads), NO_STORAGE)
+        return None
 
     def _stand_in(self, call: DispatchedCall, result: Any) -> None:
         """Lets a whole number that is not known be 1, as where it is read.

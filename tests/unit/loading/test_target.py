@@ -372,6 +372,13 @@ def test_a_package_that_is_missing_is_to_be_installed(write: Write, text: str) -
         )
 
 
+def test_a_package_is_to_be_installed_by_the_name_that_pip_knows(write: Write) -> None:
+    write("broken.py", "import skimage.io")
+    assert explain("broken:Net").endswith(
+        "(pip install scikit-image, or put its folder on PYTHONPATH)"
+    )
+
+
 def test_a_module_that_a_package_has_no_more_needs_another_release(write: Write) -> None:
     write("broken.py", "from torch._six import inf")  # as many scripts of 2021 import
     assert explain("broken:Net") == (

@@ -95,17 +95,43 @@ def test_a_loop_over_data_may_read_as_often_as_it_likes(
     """)
 
 
-def test_arrays_of_any_size_hold_ones(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_arrays_of_any_size_hold_numbers_up_to_1_and_text_and_masks_ones(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
     run("""
         import numpy as np
 
         x = torch.randn(2**12, 2**12, requires_grad=True, device="cuda")
         x.sum().backward()
         for array in (x.detach().cpu().numpy(), np.asarray(x.detach().cpu()), x.tolist()):
-            print(len(array), len(array[5]), array[5][7], end=" ")
-        print(x.bool().cpu().numpy()[3, 3], torch.ones(2, 2, device="cuda").tolist())
+            print(len(array), len(array[5]), 0.75 <= array[5][7] <= 1, end=" ")
+        print(x.bool().cpu().numpy()[3, 3], x.long().cpu()[3, 3].item(), end=" ")
+        print(torch.ones(2, 2, device="cuda").tolist())
     """)
-    assert capsys.readouterr().out == "4096 4096 1.0 " * 3 + "True [[1.0, 1.0], [1.0, 1.0]]\n"
+    expected = "4096 4096 True " * 3 + "True 1 [[1.0, 1.0], [1.0, 1.0]]\n"
+    assert capsys.readouterr().out == expected
+
+
+def test_copies_are_what_numpy_inverts_and_draws_by(run: Run) -> None:
+    """As agents choose an action, and as Gaussian mixtures and metrics of classes are computed."""
+    run("""
+        import numpy as np
+
+        policy = nn.Linear(8, 4).cuda()
+        scores = policy(torch.randn(64, 8).cuda())
+        for rows in (
+            scores.softmax(1).detach().cpu(),
+            torch.exp(scores.log_softmax(1)).data.cpu(),
+            torch.cat([scores.softmax(1), scores.softmax(1)]).detach().float().cpu(),
+            torch.distributions.Categorical(logits=scores).probs.detach().cpu(),
+        ):
+            assert np.random.choice(4, p=rows.numpy()[0]) in range(4)
+            assert np.allclose(rows.numpy().sum(1), 1)
+        assert np.isfinite(np.linalg.inv((scores.T @ scores).detach().cpu().numpy())).all()
+        chances = scores.sigmoid().detach().cpu().numpy()
+        assert chances.min() >= 0 and chances.max() <= 1 and chances.std() > 0
+        scores.sum().backward()
+    """)
 
 
 def test_a_test_as_a_whole_is_false_and_a_while_goes_on(
