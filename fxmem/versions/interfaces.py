@@ -223,6 +223,7 @@ INTERFACES = (
         "have all stages of a pipeline take the metadata that they are told",
         "answer what a process receives from the others",
         since=(2, 12),
+        before=(2, 15),
     ),
     _list(
         "torch.distributed.pipelining.schedules._PipelineSchedule",

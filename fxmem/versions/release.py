@@ -13,7 +13,7 @@ Release = tuple[int, int]
 
 OLDEST: Release = (2, 6)
 """The oldest release that is tested, and that fxmem runs on."""
-NEWEST: Release = (2, 13)
+NEWEST: Release = (2, 14)
 """The newest release that is tested; later ones are taken to be like it."""
 
 

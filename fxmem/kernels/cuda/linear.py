@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -54,23 +55,6 @@ def _list_overloads(*names: str) -> list[OpOverload]:
     return [getattr(packet, overload) for packet in packets for overload in packet.overloads()]
 
 
-# Blas.cpp, ``mm_out_cuda``, ``bmm_out_cuda``, ``baddbmm_out_cuda_impl``, ``addmv_out_cuda``: a
-# tensor that is added is copied into the result.
-CUDA.workspace(*_list_overloads("mm", "_int_mm"))(measure_product(0, _copy_matrices))
-CUDA.workspace(*_list_overloads("bmm"))(measure_product(0, _copy_batches))
-CUDA.workspace(*_list_overloads("baddbmm", "baddbmm_"))(measure_product(1, _copy_batches))
-CUDA.workspace("mv")(measure_product(0, _copy_matrix_and_vector))
-CUDA.workspace("addmv", "addmv_")(measure_product(1, _copy_matrix_and_vector))
-
-
-@CUDA.workspace(*_list_overloads("addmm", "addmm_", "_addmm_activation"))
-def _addmm(call: OperatorCall) -> int:
-    """Blas.cpp, ``addmm_out_cuda_impl``: what is added is copied into the result."""
-    copies = _copy_matrices(call.tensor(1), call.tensor(2))
-    is_returned = is_release(before=(2, 9))  # after the call, ``CUDABlas.cpp``, ``gemm_and_bias``
-    return copies + (_cublaslt_workspace_bytes(call) if is_returned else 0)
-
-
 @CUDA.kernel("addmm.dtype", "baddbmm.dtype")
 def _add_product(
     _added: Tensor, left: Tensor, right: Tensor, out_dtype: torch.dtype, **_factors: float
@@ -97,15 +81,23 @@ def cublas_workspace_bytes() -> int:
     return 4096 * 8 * 1024 if large else 4096 * 1024 * 2 + 16 * 1024 * 8
 
 
+def _is_kept() -> bool:
+    """From 2.15 on each call takes a workspace and gives it back (pull request 194311)."""
+    return is_release(before=(2, 15)) or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
+
+
+def _is_unified() -> bool:
+    """From 2.12 on the workspace that cuBLAS keeps is cuBLASLt's too (pull request 168175)."""
+    default = "1" if is_release(since=(2, 12)) else "0"
+    return _is_kept() and os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE", default) == "1"
+
+
 def _cublaslt_workspace_bytes(call: OperatorCall) -> int:
     """The workspace of ``addmm`` by cuBLASLt, which adds a bias of one dimension in its kernel.
 
-    From 2.12 on it is cuBLAS's (pull request 168175), before a block of its own, which 2.9 and
-    later keep (pull request 156495). Source: ``isInputCompliesAddmmCudaLt``, before 2.10 a part of
-    ``addmm_out_cuda_impl``, and ``_getWorkspaceSize`` in ``CUDABlas.cpp``.
+    Source: ``isInputCompliesAddmmCudaLt``, before 2.10 a part of ``addmm_out_cuda_impl``, and
+    ``_getWorkspaceSize`` in ``CUDABlas.cpp``.
     """
-    if is_release(since=(2, 12)) or os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE") == "1":
-        return 0
     bias, left, right = call.tensor(0), call.tensor(1), call.tensor(2)
     sizes = (*left.shape, *right.shape) if is_release(since=(2, 10)) else right.shape
     is_served = (
@@ -119,20 +111,53 @@ def _cublaslt_workspace_bytes(call: OperatorCall) -> int:
     return int(os.environ.get(_LT_SIZE, _LT_BYTES // 1024)) * 1024 if is_served else 0
 
 
-@CUDA.keeper(*_list_overloads("addmm", "_addmm_activation"))
-def _keep_cublaslt(call: OperatorCall) -> tuple[tuple[str, int], ...]:
-    kept = _keep_cublas(call)
-    own = _cublaslt_workspace_bytes(call) if kept and is_release(since=(2, 9)) else 0
-    return (*kept, ("cuBLASLt workspace", own)) if own else kept
+def _register(start: int, copy: Callable[..., int], *names: str) -> None:
+    """Registers products of operands that are copied, after a tensor that is added if any."""
+    measure = measure_product(start, copy)
+
+    @CUDA.workspace(*_list_overloads(*names))
+    def measure_with_workspace(call: OperatorCall) -> int:
+        return measure(call) + (0 if _is_kept() else cublas_workspace_bytes())
+
+    CUDA.keeper(*_list_overloads(*names))(_keep_cublas)
 
 
-@CUDA.keeper(
-    *_list_overloads("mm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "_int_mm")
-)
 def _keep_cublas(call: OperatorCall) -> tuple[tuple[str, int], ...]:
-    if not is_on_gpu(call.args[0]):
+    if not (_is_kept() and is_on_gpu(call.args[0])):
         return ()
     return (("cuBLAS workspace", cublas_workspace_bytes()),)
+
+
+# Blas.cpp, ``mm_out_cuda``, ``bmm_out_cuda``, ``baddbmm_out_cuda_impl``, ``addmv_out_cuda``: a
+# tensor that is added is copied into the result.
+_register(0, _copy_matrices, "mm")
+_register(0, _copy_batches, "bmm")
+_register(1, _copy_batches, "baddbmm", "baddbmm_")
+_register(0, _copy_matrix_and_vector, "mv")
+_register(1, _copy_matrix_and_vector, "addmv", "addmv_")
+_register(0, lambda *_: 0, "addbmm", "dot", "vdot")
+# ``int8_gemm`` passes no workspace; until 2.14 its handle came with one.
+CUDA.workspace(*_list_overloads("_int_mm"))(measure_product(0, _copy_matrices))
+CUDA.keeper(*_list_overloads("_int_mm"))(_keep_cublas)
+
+
+@CUDA.workspace(*_list_overloads("addmm", "addmm_", "_addmm_activation"))
+def _addmm(call: OperatorCall) -> int:
+    """Blas.cpp, ``addmm_out_cuda_impl``: what is added is copied into the result."""
+    copies = _copy_matrices(call.tensor(1), call.tensor(2))
+    own = 0 if _is_unified() else _cublaslt_workspace_bytes(call)
+    if not _is_kept():
+        return copies + (own or cublas_workspace_bytes())
+    return copies + (own if is_release(before=(2, 9)) else 0)  # ``CUDABlas.cpp``, ``gemm_and_bias``
+
+
+@CUDA.keeper(*_list_overloads("addmm", "_addmm_activation"))
+def _keep_cublaslt(call: OperatorCall) -> tuple[tuple[str, int], ...]:
+    """From 2.9 on cuBLASLt's own workspace is kept too (pull request 156495)."""
+    kept = _keep_cublas(call)
+    has_own = kept and is_release(since=(2, 9)) and not _is_unified()
+    own = _cublaslt_workspace_bytes(call) if has_own else 0
+    return (*kept, ("cuBLASLt workspace", own)) if own else kept
 
 
 # -- Grouped products, as mixture-of-experts layers call them --
@@ -168,7 +193,7 @@ def _keep_cublas_of_groups(call: OperatorCall) -> tuple[tuple[str, int], ...]:
     is_cutlass = current_gpu().capability[0] in _CUTLASS_MAJORS
     if is_cutlass and all(as_tensor(arg).dtype == torch.bfloat16 for arg in call.args[:2]):
         return ()
-    return (("cuBLAS workspace", cublas_workspace_bytes()),)
+    return _keep_cublas(call)
 
 
 # -- Linear algebra that libraries serve --

@@ -22,14 +22,14 @@ def test_ten_lines(capsys: pytest.CaptureFixture[str]) -> None:
         "fxmem", "Python", "torch", "build", "GPU", "interfaces", "operators", "not in torch",
         "pictures", "libraries",
     ]  # fmt: skip
-    assert lines[2].endswith(f"{torch.__version__}, supported (2.6 to 2.13)")
+    assert lines[2].endswith(f"{torch.__version__}, supported (2.6 to 2.14)")
 
 
 @pytest.mark.parametrize(
     ("installed", "judgement", "code"),
     [
         ((2, 5), "too old: fxmem needs 2.6 or later", 1),
-        ((2, 14), "newer than 2.13, the newest that was tested", 0),
+        ((2, 15), "newer than 2.14, the newest that was tested", 0),
     ],
 )
 def test_releases_that_are_not_supported(

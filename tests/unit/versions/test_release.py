@@ -53,7 +53,7 @@ def test_an_older_release_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_newer_release_is_told_once_and_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(release, "INSTALLED", (2, 99))
-    with pytest.warns(fxmem.FxmemWarning, match=r"is newer than 2\.13, .* what 2\.13 does") as seen:
+    with pytest.warns(fxmem.FxmemWarning, match=r"is newer than 2\.14, .* what 2\.14 does") as seen:
         peaks = [
             fxmem.analyze(torch.nn.Linear(4, 2), "8x4", device="cpu").peak_bytes for _ in range(2)
         ]

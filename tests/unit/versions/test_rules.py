@@ -60,6 +60,28 @@ def test_cublaslt_has_a_workspace_of_its_own_until_2_11(
 
 
 @pytest.mark.parametrize(
+    ("model", "returned_bytes"),
+    [
+        (nn.Linear(8, 4), MIB),
+        (nn.Linear(8, 4, bias=False), CUBLAS[1]),
+        (nn.Linear(8, 1), CUBLAS[1]),
+    ],
+)
+def test_calls_give_their_workspaces_back_from_2_15(
+    monkeypatch: pytest.MonkeyPatch, model: nn.Module, returned_bytes: int
+) -> None:
+    def measure_peak(installed: Release) -> int:
+        install(monkeypatch, installed)
+        return analyze(model, "16x8", device="cuda", mode="infer").peak_bytes
+
+    kept_bytes = measure_peak((2, 14))
+    assert measure_peak((2, 15)) == kept_bytes - CUBLAS[1] + returned_bytes
+    assert not list_kept(model, "16x8")
+    monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", "1")
+    assert measure_peak((2, 15)) == kept_bytes
+
+
+@pytest.mark.parametrize(
     ("model", "shape", "is_served"),
     [
         (nn.Linear(8, 4), "2x16x8", True),
