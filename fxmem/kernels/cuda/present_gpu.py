@@ -42,6 +42,7 @@ class _Queue:
     """A stream or an event: what runs on it runs at once."""
 
     device = torch.device("cuda", 0)
+    device_index, device_type = 0, 1  # c10::DeviceType::CUDA
 
     def _pass(self, *_args: Any, **_kwargs: Any) -> None:
         pass
