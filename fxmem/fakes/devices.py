@@ -270,10 +270,11 @@ class _Translator(TorchFunctionMode):
             # Made on the host, as on a machine with a GPU, and copied.
             device = self._turn_device(kwargs["device"])
             kwargs = {name: value for name, value in kwargs.items() if name != "device"}
+            is_leaf = kwargs.pop("requires_grad", False)
             if _device.CURRENT_DEVICE is not None and not isinstance(args[0], Tensor):
                 kwargs["device"] = _HOST
-            made = func(*args, **kwargs)
-            return Tensor.to(made, device)
+            made = Tensor.to(func(*args, **kwargs), device)
+            return made.requires_grad_() if is_leaf else made
         return NotImplemented
 
     def _has(self, tensor: Tensor) -> bool:

@@ -38,7 +38,10 @@ _RISING = frozenset(
     )
 )
 """Operators that are not of one element each, and rise with every element; so do views."""
-_SELECTING = frozenset({"aten::index.Tensor", "aten::index_select", "aten::gather"})
+_SELECTING = frozenset(
+    f"aten::{name}"
+    for name in ("gather", "index.Tensor", "index_select", "masked_select", "sort", "sort.stable")
+)
 """Operators whose results have elements of the first argument, whichever they are."""
 _MONOTONE = frozenset(
     f"aten::{name}{overload}"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+import contextlib
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import UninitializedTensorMixin, is_lazy
 from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from fxmem.fakes.fake_mode import make_fake_subclass, view_as_fake_subclass
@@ -39,11 +41,13 @@ class Moves:
         self._swapped: MutableMapping[Any, Tensor] = WeakTensorKeyDictionary()
         self._buffers: MutableMapping[Any, dict[str, Any]] = WeakIdKeyDictionary(ref_type=ref)
         self._gradients: MutableMapping[Any, Tensor | None] = WeakTensorKeyDictionary()
+        self._empty: MutableMapping[Any, Tensor] = WeakTensorKeyDictionary()
 
     def list_replacements(self) -> list[tuple[Any, str, Callable[..., Any]]]:
         """Lists owners, names, and functions that make a replacement of the function there."""
         return [
             (nn.Module, "_apply", self._move_module),
+            (UninitializedTensorMixin, "materialize", self._materialize),
             (torch.utils, "swap_tensors", lambda swap: self._swap),
             (Tensor, "_make_subclass", _make_subclass_of_fakes),
             (Tensor, "as_subclass", _make_subclass_on_fakes),
@@ -71,7 +75,8 @@ class Moves:
                 for each in module._parameters.values():
                     if each is not None and not _is_fake(each):
                         self._gradients.setdefault(each, each.grad)
-            result = self._run_move(module, lambda: apply(module, *args, **kwargs))
+            with self._leave_out_lazy(module, *args):
+                result = self._run_move(module, lambda: apply(module, *args, **kwargs))
             is_moved = any(isinstance(each, FakeTensor) for each in module._parameters.values())
             for kind, move in self._target.movers.items():
                 if isinstance(module, kind) and is_moved:
@@ -79,6 +84,35 @@ class Moves:
             return result
 
         return _apply
+
+    @contextlib.contextmanager
+    def _leave_out_lazy(self, module: nn.Module, move: Any, *_: Any) -> Iterator[None]:
+        """Leaves out parameters and buffers of no size yet; notes where they will be made."""
+        kinds: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        lazy = [{name: each for name, each in kind.items() if is_lazy(each)} for kind in kinds]
+        for kind, left_out in zip(kinds, lazy, strict=True):
+            for name, each in left_out.items():
+                made = self._empty.get(each)
+                self._empty[each] = move(torch.empty(0, dtype=each.dtype) if made is None else made)
+                kind[name] = None
+        try:
+            yield
+        finally:
+            for kind, left_out in zip(kinds, lazy, strict=True):
+                kind.update(left_out)
+
+    def _materialize(self, materialize: Callable[..., Any]) -> Callable[..., Any]:
+        def make(lazy: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:
+            empty = self._empty.get(lazy, lazy)
+            data = torch.empty(shape, device=device or empty.device, dtype=dtype or empty.dtype)
+            if not _is_fake(data):
+                materialize(lazy, shape, device, dtype)
+                return
+            is_parameter = issubclass(lazy.cls_to_become, nn.Parameter)
+            swap: Any = torch.utils.swap_tensors
+            swap(lazy, nn.Parameter(data, lazy.requires_grad) if is_parameter else data)
+
+        return make
 
     def _swap(self, one: Tensor, other: Tensor) -> None:
         if self._keeps_real and not _is_fake(one):

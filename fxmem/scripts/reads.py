@@ -11,7 +11,8 @@ import linecache
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
 from types import FrameType
 from typing import Any, TypeAlias
 
@@ -41,8 +42,13 @@ _MOST_BYTES = 1 << 28
 """The largest array of stand-ins with memory of its own; a larger one repeats a single element."""
 _LEAST_NUMBER = 0.75
 """Floating numbers of an array lie between this one and 1, as probabilities may."""
-_DISTRIBUTIONS = ("aten._softmax.default", "aten._log_softmax.default")
-"""Operators that make rows which sum to 1; the latter's are taken to have been exponentiated."""
+_PARTS = 1 << 22
+"""What 1 is divided into: sums of so small parts are exact in single precision."""
+_COPIES = frozenset({"aten._to_copy.default", "aten.clone.default"})
+_ORDERS = frozenset(
+    f"aten.{name}" for name in ("topk.default", "sort.default", "sort.stable", "randperm.default")
+) | {"aten.multinomial.default"}
+"""Operators whose whole numbers are indices that differ."""
 _MOST_ROUNDS, _MOST_OPERATORS = 1 << 12, 30_000
 """Reads at one line, and reads and operators, in one step: then a ``while`` around it never ends.
 
@@ -50,6 +56,7 @@ Few texts are generated that are as long, and what has as many short rounds has 
 ``for`` over the images of a test set ends by itself.
 """
 
+Origin: TypeAlias = tuple[str, tuple[int, ...], int | None]
 Lines: TypeAlias = tuple[SourceLocation, SourceLocation | None]
 """A line of the script, and that of a library that it called."""
 
@@ -58,11 +65,12 @@ class ReadLog:
     """Notes the lines that read values, each once.
 
     Args:
-        find_maker: Finds the name of the operator that computed a tensor's values.
+        trace_back: Yields the operators that a tensor was computed by, the last one first: their
+            names, the sizes of their results, and the dimension of a softmax.
     """
 
-    def __init__(self, find_maker: Callable[[Tensor], str | None]) -> None:
-        self._find_maker = find_maker
+    def __init__(self, trace_back: Callable[[Tensor], Iterator[Origin]]) -> None:
+        self._trace_back = trace_back
         self._generator = torch.Generator().manual_seed(0)  # the script's own is left as it is
         self.reads: dict[Lines, Read] = {}
         self.is_size = False  # the function that runs reads a number as one
@@ -129,31 +137,56 @@ class ReadLog:
         """Makes a real tensor: of stand-ins, but for what is known. One of known values is no read.
 
         Truth values are True, as masks find all elements; a single one is False, as tests are.
-        Whole numbers are 1. Floating ones differ from each other, since a matrix is inverted and
-        points are told apart by that; rows of a softmax sum to 1.
+        Whole numbers are 1, or indices in order. Floating ones differ from each other, since a
+        matrix is inverted and points are told apart by that; rows of a softmax sum to 1, as those
+        of its mean and of other things computed of it may.
         """
         one = tensor.dim() > 0 or tensor.dtype != torch.bool
         bounds = find_bounds(tensor)
         is_lean = tensor.numel() * tensor.element_size() > _MOST_BYTES
-        is_varied = tensor.is_floating_point() and tensor.numel() > 1 and not is_lean
-        text = f"{_LEAST_NUMBER} to 1" if is_varied else "ones" if one else "False"
+        is_varied = tensor.numel() > 1 and not is_lean and tensor.dtype != torch.bool
+        is_floating = is_varied and tensor.is_floating_point()
         if find_known(tensor) is None:
-            self.note(text)
+            self.note("made-up numbers" if is_floating else "ones" if one else "False")
         with _disable_current_modes():
-            if bounds is None and is_varied:
-                return self._draw(tensor)
             made = torch.full((), one, dtype=tensor.dtype)
             if bounds is not None:
                 return torch.minimum(torch.maximum(made, bounds[0]), bounds[1])
+            if is_floating:
+                return self._draw(tensor)
+            indices = self._list_indices(tensor) if is_varied else None
+            if indices is not None:
+                return indices
             return made.expand(tensor.shape) if is_lean else made.repeat(tensor.shape)
 
     def _draw(self, tensor: Tensor) -> Tensor:
         dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
         made = torch.rand(tensor.shape, generator=self._generator, dtype=dtype)
         made.mul_(1 - _LEAST_NUMBER).add_(_LEAST_NUMBER)
-        if self._find_maker(tensor) in _DISTRIBUTIONS and tensor.stride(-1) == 1:
-            made /= made.sum(-1, keepdim=True)
+        is_log = True
+        for name, shape, dim in self._trace_back(tensor):
+            is_log &= name != "aten.exp.default"
+            if dim is not None:
+                alike = [-i for i in range(1, made.dim() + 1) if made.shape[-i] == shape[dim]]
+                if alike:
+                    _share_out(made, dim if dim in alike else alike[0])
+                if is_log and name == "aten._log_softmax.default":
+                    made.log_()
+                break
         return made.to(tensor.dtype)
+
+    def _list_indices(self, tensor: Tensor) -> Tensor | None:
+        """Lists indices that differ, of a view those in its place; None for other numbers."""
+        origins = self._trace_back(tensor)
+        name, shape, _ = next(origins, ("", (), None))
+        while name in _COPIES:
+            name, *_ = next(origins, ("",))
+        size, strides, offset = prod(shape), tensor.stride(), tensor.storage_offset()
+        last = offset + sum((n - 1) * step for n, step in zip(tensor.shape, strides, strict=True))
+        if name not in _ORDERS or last >= size:
+            return None
+        places = torch.arange(size).as_strided(tensor.shape, strides, offset)
+        return (places % shape[-1]).to(tensor.dtype)
 
     def list_values(self, tensor: Tensor) -> Any:
         """Lists the values that stand for a tensor's, as ``Tensor.tolist``."""
@@ -186,6 +219,13 @@ class ReadLog:
                 f" {rounds:,} reads in a step: it may wait for a value, and none is known",
                 hint="end it after a number of rounds",
             )
+
+
+def _share_out(numbers: Tensor, dim: int) -> None:
+    """Makes numbers sum to 1 along a dimension: exactly, which ``numpy.random.choice`` checks."""
+    numbers /= numbers.sum(dim, keepdim=True)
+    numbers.mul_(_PARTS).floor_().div_(_PARTS)
+    numbers.narrow(dim, 0, 1).add_(1 - numbers.sum(dim, keepdim=True))
 
 
 def _nest(element: Any, shape: tuple[int, ...]) -> Any:

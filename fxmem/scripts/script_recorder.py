@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -50,7 +51,7 @@ from fxmem.recording.ledger import KEPT, NO_STORAGE, is_own
 from fxmem.recording.operators import find_effect
 from fxmem.recording.recorder import Recorder
 from fxmem.recording.size_hints import SizeHints
-from fxmem.scripts.reads import ReadLog
+from fxmem.scripts.reads import Origin, ReadLog
 from fxmem.scripts.script_run import ALL_ELEMENTS
 from fxmem.versions.operators import aten
 
@@ -65,13 +66,9 @@ _WHOLE = frozenset({"aten::randint", "aten::randint.low", "aten::randperm"})
 _LONGEST_ROW = 4096
 """Numbers of a schedule, such as times or the noise of diffusion's steps, at which code looks."""
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-_VALUES_KEPT = (
-    "aten._to_copy.default",
-    "aten.clone.default",
-    "aten.cat.default",
-    "aten.exp.default",
-)
-"""Operators behind which the one that matters is looked for, of distributions and their logs."""
+_SOFTMAXES = (aten._softmax.default, aten._log_softmax.default)
+_MOST_TRACED = 64
+"""Operators before a copy to the host among which a softmax is looked for."""
 _NOT_FINITE = (aten.isnan.default, aten.isinf.default)
 _EQUALITIES = {
     aten.eq.Tensor: True,
@@ -93,14 +90,16 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
 
     def __init__(self, target: Backend, hints: SizeHints) -> None:
         super().__init__(target, hints)
-        self.reads = ReadLog(self._find_maker)
+        self.reads = ReadLog(self._trace_back)
         self.makes_fakes = self.ledger.counts_own = target.device == _HOST
         self.in_model = False
+        self._softmaxes: dict[int, int] = {}  # by storage, the dimension from the last one
         self.see_move: Callable[[Tensor], None] = lambda _tensor: None
         self._device = target.device
 
     def begin_step(self) -> None:
         super().begin_step()
+        self._softmaxes.clear()
         self.reads.begin_step(self.operations)
 
     def run_real(self, call: DispatchedCall) -> Any:
@@ -147,15 +146,18 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         is_read = value.assumed == STAND_IN or not self.in_model
         return self.reads.answer_scalar(call.args[0]) if is_read else PASS
 
-    def _find_maker(self, tensor: Tensor) -> str | None:
-        """Finds the operator that computed a tensor's values in this step, before any copies."""
-        index = self.ledger.find(find_inner(tensor))
-        while index != NO_STORAGE and self.ledger.storages[index].born != RESIDENT:
-            operation = self.operations[self.ledger.storages[index].born]
-            if operation.name not in _VALUES_KEPT:
-                return operation.name
-            index = next(iter(operation.reads), NO_STORAGE)
-        return None
+    def _trace_back(self, tensor: Tensor) -> Iterator[Origin]:
+        """Yields the operators of this step that a tensor was computed by, the last one first."""
+        coming, seen = deque([self.ledger.find(find_inner(tensor))]), set[int]()
+        while coming and len(seen) < _MOST_TRACED:
+            index = coming.popleft()
+            storage = self.ledger.storages[index] if index != NO_STORAGE else None
+            if storage is None or storage.born == RESIDENT or index in seen:
+                continue
+            seen.add(index)
+            operation = self.operations[storage.born]
+            yield operation.name, storage.shape, self._softmaxes.get(index)
+            coming.extend(operation.reads)
 
     def _stand_in(self, call: DispatchedCall, result: Any) -> None:
         """Lets a whole number that is not known be 1, as where it is read.
@@ -177,6 +179,9 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
             result = self.record(call)
             self._stand_in(call, result)
             see_mask(call.func, call.args, result, before)
+            if call.func in _SOFTMAXES:
+                dim = call.args[1] % result.dim() - result.dim()
+                self._softmaxes[self.ledger.find(find_inner(result))] = dim
             return result
         except DataDependentOutputException:
             if call.func in (aten.equal.default, aten.allclose.default):

@@ -108,6 +108,11 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("torch.Tensor", "_make_subclass as_subclass", "make a tensor of a subclass of a fake one"),
     ("torch.Tensor", "_make_wrapper_subclass", "show fake tensors as on the GPU"),
     ("torch.Tensor", "data_ptr __bool__", "run Python that launches kernels of other libraries"),
+    (
+        "torch.nn.parameter.UninitializedTensorMixin",
+        "materialize",
+        "make lazy parameters on the device that their module was moved to",
+    ),
     ("torch.nn.parallel.data_parallel.DataParallel", "scatter", _SHOW),
     (
         "torch._subclasses.fake_tensor.FakeTensor",

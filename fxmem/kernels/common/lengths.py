@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fxmem.fakes.branches import assume_passing
 from fxmem.fakes.values import find_value, remember_constant
-from fxmem.kernels.cuda.gpu import CUDA, is_on_gpu
+from fxmem.kernels.cuda.gpu import CUDA
 from fxmem.kernels.registry import ANY, CPU, OperatorCall
 from fxmem.versions.operators import aten
 
@@ -92,13 +92,12 @@ def ctc_loss(
     reduction: int = _MEAN,
     zero_infinity: bool = False,
 ) -> Tensor:
-    """aten/src/ATen/native/LossCTC.cpp, ``ctc_loss_impl``: lengths are numbers, or on the host.
+    """aten/src/ATen/native/LossCTC.cpp, ``ctc_loss_impl``: lengths are numbers, or become such.
 
     The mean divides by the lengths of the targets; PyTorch fills a tensor with them, which a fake
     one cannot be.
     """
-    find = (lambda lengths: None) if is_on_gpu(log_probs) else find_value
-    given = [find(x) if isinstance(x, Tensor) else x for x in (input_lengths, target_lengths)]
+    given = [find_value(x) if isinstance(x, Tensor) else x for x in (input_lengths, target_lengths)]
     if any(lengths is None for lengths in given):
         return torch.ctc_loss(
             log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity
