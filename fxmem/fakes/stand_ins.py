@@ -12,8 +12,8 @@ _ARITHMETIC = (
     *("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__"),
     *("__truediv__", "__rtruediv__", "__neg__", "__abs__"),
 )
-Watcher = Callable[[FrameType, object], None]
-"""Is told of a comparison: the frame that compares, and the result."""
+Watcher = Callable[[FrameType, object], object]
+"""Is told of a comparison, by the frame that compares and the result; returns the one to take."""
 
 
 class StandInFloat(float):
@@ -31,7 +31,7 @@ class StandInInt(int):
 def stand_in(value: Any, watcher: Watcher) -> Any:
     """Makes a number tell a watcher of comparisons; other values stay as they are.
 
-    >>> number = stand_in(1, lambda frame, result: print("compared:", result)) / 2 + 1
+    >>> number = stand_in(1, lambda frame, result: print("compared:", result) or result) / 2 + 1
     >>> number, type(number).__name__
     (1.5, 'StandInFloat')
     >>> number > 1
@@ -50,9 +50,7 @@ def _compare(kind: Any, name: str) -> Callable[..., Any]:
     run = getattr(kind, name)
 
     def compare(number: Any, *others: Any) -> Any:
-        result = run(number, *others)
-        number.watcher(sys._getframe(1), result)
-        return result
+        return number.watcher(sys._getframe(1), run(number, *others))
 
     return compare
 

@@ -75,7 +75,7 @@ def bound_result(
     The operator writes to none of the tensors among its arguments.
     """
     if func.name() in _SELECTING:
-        _bound_selection(args[0], results)
+        bound_selection(args[0], results)
         return
     is_view, is_pointwise = _list_traits(func)
     if not (is_view or is_pointwise or func.name() in _RISING):
@@ -102,7 +102,8 @@ def bound_result(
             attach_value(result, least, memory, assumed=assumed, most=most)
 
 
-def _bound_selection(source: Tensor, results: Sequence[Tensor]) -> None:
+def bound_selection(source: Tensor, results: Sequence[Tensor]) -> None:
+    """Attaches the bounds of all elements to a result that has some of them, or all in an order."""
     value = find_partly_known(source)
     if value is None or not source.numel() or results[0].numel() > find_most_elements(*results):
         return

@@ -45,7 +45,7 @@ from fxmem.fakes.values import (
     remember_count,
 )
 from fxmem.kernels.registry import ANY
-from fxmem.recording.bounds import bound_result
+from fxmem.recording.bounds import bound_result, bound_selection
 from fxmem.recording.routing import choose_experts
 from fxmem.recording.size_hints import SizeHints
 from fxmem.versions.operators import aten
@@ -180,6 +180,8 @@ def see_result(
             if func._schema.is_mutable:  # values are overwritten with others
                 for old in filter(None, map(find_attached, find_written(func, args, kwargs))):
                     old.memory.known = False
+                if func is aten.scatter_.src and args[2].numel() == args[0].numel():
+                    bound_selection(args[3], fakes)  # in an order: the graphs of pooled nodes
             else:
                 bound_result(func, args, kwargs, tensors, fakes)
             return

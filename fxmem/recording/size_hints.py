@@ -138,9 +138,10 @@ def assume_counts(hints: SizeHints, notes: MutableMapping[str, None]) -> Iterato
         notes[f"A count{at} is taken as {most:,}, the most that it may be."] = None
         return stand_in(most, refuse)
 
-    def refuse(_frame: FrameType, _result: object) -> None:
+    def refuse(_frame: FrameType, result: object) -> object:
         if take in _takers:
             raise DataDependentOutputException(aten._local_scalar_dense.default)
+        return result
 
     _takers.append(take)
     try:

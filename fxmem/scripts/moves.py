@@ -10,7 +10,7 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.parameter import UninitializedTensorMixin, is_lazy
+from torch.nn.parameter import UninitializedTensorMixin, is_lazy  # type: ignore[attr-defined]
 from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from fxmem.fakes.fake_mode import make_fake_subclass, view_as_fake_subclass

@@ -113,11 +113,11 @@ def _cublaslt_workspace_bytes(call: OperatorCall) -> int:
 
 def _register(start: int, copy: Callable[..., int], *names: str) -> None:
     """Registers products of operands that are copied, after a tensor that is added if any."""
-    measure = measure_product(start, copy)
 
     @CUDA.workspace(*_list_overloads(*names))
-    def measure_with_workspace(call: OperatorCall) -> int:
-        return measure(call) + (0 if _is_kept() else cublas_workspace_bytes())
+    def measure(call: OperatorCall) -> int:
+        copied = copy(call.tensor(start), call.tensor(start + 1))
+        return copied + (0 if _is_kept() else cublas_workspace_bytes())
 
     CUDA.keeper(*_list_overloads(*names))(_keep_cublas)
 

@@ -89,6 +89,14 @@ def test_ctc_loss(autocast: bool, lengths: Callable[[], Any], options: dict[str,
     assert predict_peak(model, real, "train") == measure(model, real, "train")
 
 
+def test_joined_targets_have_rows_for_the_longest_on_the_gpu() -> None:
+    """As ``nn.CTCLoss`` is documented: lengths on the host, targets in one dimension."""
+    model = make_aligner(lambda: (torch.full((3,), 10), torch.tensor([3, 2, 1])), False)
+    graph = fxmem.analyze(model, ("10x3x8", torch.ones(6, dtype=torch.int64)), device="cuda").graph
+    (alpha,) = [s for s in graph.storages if s.shape == (3, 10, 2 * 3 + 1)]
+    assert alpha.saved_by
+
+
 @pytest.mark.parametrize("mode", ["train", "infer"])
 def test_istft(mode: str) -> None:
     model, real = Runs(invert, linear=nn.Linear(2, 2)), (torch.rand(2, 51, 41, 2),)

@@ -53,6 +53,7 @@ OPERATIONS: dict[str, Callable[..., Tensor]] = {
     "abs": lambda a, b: (a.int() - b.int()).abs(),
     "sum": lambda a, b: a.sum().expand(LENGTH),
     "cumsum": lambda a, b: a.cumsum(0),
+    "sort": lambda a, b: a.sort().values,
     "max": lambda a, b: a.max().expand(LENGTH),
     "max of dim": lambda a, b: torch.stack([a, a]).max(0).indices,
     "min": lambda a, b: a.min().expand(LENGTH).clone(),

@@ -118,18 +118,49 @@ def test_copies_are_what_numpy_inverts_and_draws_by(run: Run) -> None:
         import numpy as np
 
         policy = nn.Linear(8, 4).cuda()
-        scores = policy(torch.randn(64, 8).cuda())
+        inputs = torch.randn(64, 8).cuda()
+        scores = policy(inputs)
+        logs, classes = scores.log_softmax(1), scores.view(4, 4, 16).softmax(1)
+        mixed = 0.5 * (scores.softmax(1) + policy(2 * inputs).softmax(1))
         for rows in (
             scores.softmax(1).detach().cpu(),
-            torch.exp(scores.log_softmax(1)).data.cpu(),
+            torch.exp(logs).data.cpu(),
+            logs.detach().cpu().exp(),
+            mixed.detach()[torch.arange(9)].cpu(),
+            classes.detach().permute(0, 2, 1).reshape(-1, 4).cpu(),
             torch.cat([scores.softmax(1), scores.softmax(1)]).detach().float().cpu(),
             torch.distributions.Categorical(logits=scores).probs.detach().cpu(),
         ):
-            assert np.random.choice(4, p=rows.numpy()[0]) in range(4)
             assert np.allclose(rows.numpy().sum(1), 1)
+        assert np.allclose(classes.detach().cpu().numpy().sum(1), 1)
+        assert np.random.choice(4, p=scores.softmax(1)[0].tolist()) in range(4)
         assert np.isfinite(np.linalg.inv((scores.T @ scores).detach().cpu().numpy())).all()
         chances = scores.sigmoid().detach().cpu().numpy()
         assert chances.min() >= 0 and chances.max() <= 1 and chances.std() > 0
+        scores.sum().backward()
+    """)
+
+
+def test_indices_that_are_copied_differ(run: Run) -> None:
+    """As those of the samples that active learning has labelled next."""
+    run("""
+        scores = torch.randn(3, 64, requires_grad=True, device="cuda")
+        assert len(set(scores[0].topk(9).indices.tolist())) == 9
+        order = scores.argsort(dim=1, descending=True)
+        halves = (order[1, :32].cpu().numpy(), order[1, 32:].cpu().numpy())
+        assert sorted([*halves[0], *halves[1]]) == list(range(64))
+        assert sorted(torch.randperm(64, device="cuda").cpu().tolist()) == list(range(64))
+        scores.sum().backward()
+    """)
+
+
+def test_an_assertion_of_a_number_passes(run: Run) -> None:
+    run("""
+        scores = torch.randn(3, 64, requires_grad=True, device="cuda")
+        best = scores.sum(1).argmax().item()
+        assert best == 7 and scores.sum().item() < 0.5
+        if best > 0.5:
+            raise ValueError
         scores.sum().backward()
     """)
 
@@ -248,10 +279,12 @@ def test_the_greatest_of_chosen_numbers_may_be_the_last(
         scores = torch.randn(8, requires_grad=True, device="cuda")
         graphs = torch.arange(4).repeat(2).cuda()
         kept = graphs[scores.argsort()[:4]]
-        print(int(kept.max()) + 1)
+        pooled = torch.arange(4, device="cuda").scatter_(0, scores[:4].argsort(), kept)
+        for each in (kept, pooled, kept.sort().values):
+            print(int(each.max()) + 1)
         scores.sum().backward()
     """)
-    assert capsys.readouterr().out == "4\n"
+    assert capsys.readouterr().out == "4\n4\n4\n"
 
 
 def test_not_all_numbers_are_zeros(run: Run) -> None:

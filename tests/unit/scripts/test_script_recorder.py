@@ -386,3 +386,50 @@ def test_ranges_on_the_cpu_are_real(write: Write) -> None:
             optimizer.step()
     """)
     assert predict_script(str(script), [], 3, "cpu") == measure_alone(script)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_lazy_modules_move_before_they_have_sizes(
+    write: Write, tmp_path: Path, device: str
+) -> None:
+    """As in the chapters of d2l.ai, and in PyG's examples of heterogeneous graphs."""
+    lazy = """
+        torch.manual_seed(0)
+        layers = nn.LazyConv2d(8, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(4)
+        net = nn.Sequential(*layers)
+        net.to(sys.argv[1])
+        images = torch.rand(16, 3, 32, 32, device=sys.argv[1])
+        net(images)
+        optimizer = torch.optim.Adam(net.parameters())
+        for step in range(3):
+            net(images).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    """
+    script = write(lazy)
+    run = fxmem.run(str(script), [device], device=device)
+    names = [s.name for s in run.largest.peak.live if s.category is Category.PARAMETER]
+    assert sorted(names) == [
+        "net.0.bias", "net.0.weight", "net.1.bias", "net.1.weight", "net.3.bias", "net.3.weight",
+    ]  # fmt: skip
+    if device == "cpu":
+        assert [step.peak_bytes for step in run.steps] == measure_alone(
+            script, device, "--steps", 3
+        )
+
+
+def test_values_on_the_gpu_are_leaves(write: Write) -> None:
+    """As the logarithm of a temperature that an actor learns, in CleanRL's soft actor-critic."""
+    script = write("""
+        model = make_model().cuda()
+        scale = torch.tensor([0.5, 2.0], requires_grad=True, device="cuda")
+        other = scale.new_tensor([1.0], requires_grad=True, device="cuda")
+        optimizer = torch.optim.Adam([scale, other, *model.parameters()])
+        for step in range(3):
+            loss = (model(torch.randn(2, 3, 32, 32).cuda()) * scale[0] * other).sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            assert scale.is_leaf and scale.grad.shape == (2,) and other.grad is not None
+    """)
+    assert len(fxmem.run(str(script)).steps) == 3
