@@ -114,6 +114,19 @@ def bound_selection(source: Tensor, results: Sequence[Tensor]) -> None:
     attach_value(results[0], bounds[0], memory, assumed=value.assumed or SELECTED, most=bounds[1])
 
 
+def bound_positions(mask: Tensor, positions: Tensor) -> None:
+    """Attaches the bounds of the positions that ``nonzero`` finds: those that there are."""
+    if not 0 < positions.numel() <= find_most_elements(positions):
+        return
+    with _disable_current_modes():
+        most = (torch.tensor(mask.shape) - 1).expand(tuple(positions.shape))
+        least = torch.zeros_like(most)
+    if max(mask.shape) == 1:
+        attach_value(positions, least, Memory(copied=True))
+    else:
+        attach_value(positions, least, Memory(copied=True), assumed=SELECTED, most=most)
+
+
 @functools.cache
 def _list_traits(func: Any) -> tuple[bool, bool]:
     """Returns whether an operator makes views, and whether it is of one element each."""

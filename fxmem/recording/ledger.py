@@ -26,7 +26,7 @@ from fxmem.kernels.cuda.gpu import find_stream
 from fxmem.kernels.registry import Workspace
 from fxmem.specs import strip_torch
 
-_HOST = torch.device("cpu")
+_HOST, _META = torch.device("cpu"), torch.device("meta")
 KEPT = "kept from the step before"
 """The name of a tensor that a step left behind, and that nothing else names."""
 _EARLIER = " of the step before"
@@ -117,8 +117,8 @@ class Ledger:
 
     def is_counted(self, tensor: Tensor) -> bool:
         """Returns whether a tensor lies on the device."""
-        on_device = isinstance(tensor, FakeTensor) and tensor.fake_device == self._device
-        return self.counts_all or on_device
+        device = tensor.fake_device if isinstance(tensor, FakeTensor) else None
+        return device == self._device or (self.counts_all and device != _META)
 
     def find(self, tensor: Tensor) -> int:
         """Finds the index of a tensor's storage; NO_STORAGE if it is not watched."""
@@ -134,8 +134,7 @@ class Ledger:
         It was born in the latest operation, or in the one given: RESIDENT for a tensor that no
         operator of the step made, such as a constant of the user's module.
         """
-        on_device = isinstance(tensor, FakeTensor) and tensor.fake_device == self._device
-        if not (self.counts_all or on_device):
+        if not self.is_counted(tensor):
             return NO_STORAGE
         try:
             storage = tensor.untyped_storage()

@@ -48,7 +48,9 @@ _COPIES = frozenset({"aten._to_copy.default", "aten.clone.default"})
 _ORDERS = frozenset(
     f"aten.{name}" for name in ("topk.default", "sort.default", "sort.stable", "randperm.default")
 ) | {"aten.multinomial.default"}
-"""Operators whose whole numbers are indices that differ."""
+"""Operators whose whole numbers are indices that differ, in the last dimension."""
+_NONZERO = "aten.nonzero.default"
+"""Finds elements, each of whose indices are a row."""
 _MOST_ROUNDS, _MOST_OPERATORS = 1 << 12, 30_000
 """Reads at one line, and reads and operators, in one step: then a ``while`` around it never ends.
 
@@ -150,14 +152,13 @@ class ReadLog:
             self.note("made-up numbers" if is_floating else "ones" if one else "False")
         with _disable_current_modes():
             made = torch.full((), one, dtype=tensor.dtype)
+            if is_varied and not is_floating:
+                made = self._list_indices(tensor, made)
             if bounds is not None:
                 return torch.minimum(torch.maximum(made, bounds[0]), bounds[1])
             if is_floating:
                 return self._draw(tensor)
-            indices = self._list_indices(tensor) if is_varied else None
-            if indices is not None:
-                return indices
-            return made.expand(tensor.shape) if is_lean else made.repeat(tensor.shape)
+            return made.expand(tensor.shape) if is_lean or made.dim() else made.repeat(tensor.shape)
 
     def _draw(self, tensor: Tensor) -> Tensor:
         dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
@@ -175,18 +176,19 @@ class ReadLog:
                 break
         return made.to(tensor.dtype)
 
-    def _list_indices(self, tensor: Tensor) -> Tensor | None:
-        """Lists indices that differ, of a view those in its place; None for other numbers."""
+    def _list_indices(self, tensor: Tensor, other: Tensor) -> Tensor:
+        """Lists indices that differ, of a view those in its place; else returns the other."""
         origins = self._trace_back(tensor)
         name, shape, _ = next(origins, ("", (), None))
         while name in _COPIES:
             name, *_ = next(origins, ("",))
         size, strides, offset = prod(shape), tensor.stride(), tensor.storage_offset()
         last = offset + sum((n - 1) * step for n, step in zip(tensor.shape, strides, strict=True))
-        if name not in _ORDERS or last >= size:
-            return None
+        if name not in (*_ORDERS, _NONZERO) or last >= size:
+            return other
         places = torch.arange(size).as_strided(tensor.shape, strides, offset)
-        return (places % shape[-1]).to(tensor.dtype)
+        found = places // shape[-1] if name == _NONZERO else places % shape[-1]
+        return found.to(tensor.dtype)
 
     def list_values(self, tensor: Tensor) -> Any:
         """Lists the values that stand for a tensor's, as ``Tensor.tolist``."""

@@ -36,6 +36,7 @@ from fxmem.fakes.values import (
 from fxmem.graph import RESIDENT, Category, Effect, Phase
 from fxmem.kernels.registry import Backend
 from fxmem.patching import patch
+from fxmem.recording.bounds import bound_positions
 from fxmem.recording.constants import fill_value, is_index, list_tensors
 from fxmem.recording.counts import PUT, find_most, see_mask
 from fxmem.recording.handlers import (
@@ -208,7 +209,10 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
             size: Any = lambda *_, **__: most  # noqa: E731 - of an operator's own fake
             try:
                 with patch({FakeImplCtx: {"new_dynamic_size": size}}):
-                    return self.record(call)
+                    result = self.record(call)
+                if call.func is aten.nonzero.default:
+                    bound_positions(call.args[0], result)
+                return result
             finally:
                 self.runner.hints = hints
 

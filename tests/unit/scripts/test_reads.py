@@ -150,6 +150,10 @@ def test_indices_that_are_copied_differ(run: Run) -> None:
         halves = (order[1, :32].cpu().numpy(), order[1, 32:].cpu().numpy())
         assert sorted([*halves[0], *halves[1]]) == list(range(64))
         assert sorted(torch.randperm(64, device="cuda").cpu().tolist()) == list(range(64))
+        rows, columns = torch.where(scores > 0)
+        assert rows.max().item() == 2 and len(set(columns.tolist())) == 64
+        assert torch.where(scores[0] > 0)[0].tolist() == list(range(64))
+        last = order[0][(scores[0, 62:63] > 0).nonzero().squeeze() + 63]  # in SSD's box_nms
         scores.sum().backward()
     """)
 
