@@ -29,13 +29,14 @@ _BEFORE, _AFTER = "_before_buffer", "_after_buffer"
 """Names of the functions that are called around the making of a buffer."""
 _FOR_KERNELS = (
     *("assert_size_stride", "assert_alignment", "get_raw_stream"),
+    *("assert_size_stride_grouped", "assert_tensor_metadata"),  # 2.15
     *("grid", "split_scan_grid", "grid_combo_kernels", "cooperative_reduction_grid"),  # 2.6
 )
 """Functions whose results only kernels take."""
 _STATE_BYTES, _GPU_STATE_BYTES = 5056, 16
 """Of a random generator of the CPU (mt19937), and of a GPU's (seed and offset)."""
-_STREAMS = "torch._dynamo.graph_bytecode_inputs"
-"""Keeps the streams that the code names."""
+_STREAMS = ("torch._dynamo.graph_bytecode_inputs", "torch._dynamo.variables.streams")
+"""Modules that keep the streams that the code names."""
 
 
 def make_program(
@@ -110,7 +111,7 @@ def _is_wrapper(statement: ast.stmt) -> bool:
     literals = ast.Constant, ast.Dict  # a dict has the sizes of a kernel's blocks, up to 2.6
     is_constant = isinstance(statement, ast.Assign) and isinstance(statement.value, literals)
     is_call = isinstance(statement, ast.FunctionDef) and statement.name == "call"
-    finds_streams = isinstance(statement, ast.ImportFrom) and statement.module == _STREAMS
+    finds_streams = isinstance(statement, ast.ImportFrom) and statement.module in _STREAMS
     return is_constant or is_call or finds_streams or isinstance(statement, ast.ClassDef)
 
 
