@@ -37,6 +37,7 @@ _TELLING = re.compile(
 )
 """Functions that warn or log and do nothing else, by name: a method of another may do anything."""
 _TRAINING = ("backward", "step")
+_BLOCKS = (ast.For, ast.While, ast.With, ast.FunctionDef)
 _FINDERS = ("any", "sum", "count_nonzero")
 
 
@@ -80,6 +81,15 @@ def find_usual_answer(frame: FrameType | None) -> bool:
     branch would leave it out.
     """
     return bool(_find_answer(frame, _list_tests))
+
+
+def find_training_answer(frame: FrameType | None) -> bool | None:
+    """Finds the answer for a test of an unknown number that lets training go on.
+
+    A branch that alone trains is taken, and one that leaves a loop or a function before it trains
+    is not, as where a policy has moved too far. Returns None for any other test.
+    """
+    return _find_answer(frame, _list_guards)
 
 
 def _find_answer(
@@ -143,6 +153,26 @@ def _list_tests(filename: str) -> tuple[_Check, ...]:
     return _make_checks(found)
 
 
+@functools.lru_cache(maxsize=256)
+def _list_guards(filename: str) -> tuple[_Check, ...]:
+    """Lists the tests of branches that decide whether what follows trains."""
+    found: list[tuple[ast.stmt | ast.expr, ast.expr, bool]] = []
+    for node in ast.walk(_parse(filename)):
+        body = node.body if isinstance(node, _BLOCKS) else []
+        for place, statement in enumerate(body):
+            if isinstance(statement, ast.If):
+                leaves = isinstance(statement.body[-1], ast.Break | ast.Continue | ast.Return)
+                if leaves and not _trains(statement.body) and _trains(body[place + 1 :]):
+                    found.append((statement, statement.test, False))
+        if isinstance(node, ast.If) and _trains(node.body) != _trains(node.orelse):
+            found.append((node, node.test, _trains(node.body)))
+    return _make_checks(found)
+
+
+def _trains(body: list[ast.stmt]) -> bool:
+    return any(_is_of_training(node) for statement in body for node in ast.walk(statement))
+
+
 def _is_taken(node: ast.AST) -> bool:
     """Returns whether a branch is one that is taken, if nothing is peculiar.
 
@@ -151,10 +181,9 @@ def _is_taken(node: ast.AST) -> bool:
     """
     if not isinstance(node, ast.If):
         return False
-    inside, outside = ([n for s in body for n in ast.walk(s)] for body in (node.body, node.orelse))
-    trains = [any(map(_is_of_training, nodes)) for nodes in (inside, outside)]
-    if trains != [False, False]:
-        return trains == [True, False]
+    if _trains(node.body) or _trains(node.orelse):
+        return _trains(node.body) and not _trains(node.orelse)
+    inside = [n for statement in node.body for n in ast.walk(statement)]
     calls = [n for n in ast.walk(node.test) if isinstance(n, ast.Call)]
     found = [n for call in calls if _name_of(call.func) in _FINDERS for n in ast.walk(call)]
     masks = {n.id for n in found if isinstance(n, ast.Name)}

@@ -114,17 +114,17 @@ def bound_selection(source: Tensor, results: Sequence[Tensor]) -> None:
     attach_value(results[0], bounds[0], memory, assumed=value.assumed or SELECTED, most=bounds[1])
 
 
-def bound_positions(mask: Tensor, positions: Tensor) -> None:
-    """Attaches the bounds of the positions that ``nonzero`` finds: those that there are."""
-    if not 0 < positions.numel() <= find_most_elements(positions):
+def bound_whole(numbers: Tensor, least: Sequence[int], most: Sequence[int]) -> None:
+    """Attaches the bounds of whole numbers that are drawn or found, of the last dimension each."""
+    if not 0 < numbers.numel() <= find_most_elements(numbers):
         return
+    shape, dtype = tuple(numbers.shape), numbers.dtype
     with _disable_current_modes():
-        most = (torch.tensor(mask.shape) - 1).expand(tuple(positions.shape))
-        least = torch.zeros_like(most)
-    if max(mask.shape) == 1:
-        attach_value(positions, least, Memory(copied=True))
+        bounds = [torch.tensor(ends, dtype=dtype).expand(shape) for ends in (least, most)]
+    if list(least) == list(most):
+        attach_value(numbers, bounds[0], Memory(copied=True))
     else:
-        attach_value(positions, least, Memory(copied=True), assumed=SELECTED, most=most)
+        attach_value(numbers, bounds[0], Memory(copied=True), assumed=SELECTED, most=bounds[1])
 
 
 @functools.cache

@@ -45,7 +45,7 @@ from fxmem.fakes.values import (
     remember_count,
 )
 from fxmem.kernels.registry import ANY
-from fxmem.recording.bounds import bound_result, bound_selection
+from fxmem.recording.bounds import bound_result, bound_selection, bound_whole
 from fxmem.recording.routing import choose_experts
 from fxmem.recording.size_hints import SizeHints
 from fxmem.versions.operators import aten
@@ -75,6 +75,8 @@ _FILLS: dict[Any, Callable[[tuple[Any, ...]], Any]] = {
 _REDUCTIONS = frozenset({aten.all.default, aten.any.default})
 _ALL = "_fxmem_all"  # an attribute of tensors too large for a value: that of each element
 _DRAWS = frozenset({aten.rand.default, aten.uniform_.default})
+_RANGES = {aten.randint.default: 0, aten.randint.low: 1}
+"""Operators that draw whole numbers, and the position of the least in ``(0, *args)``."""
 _ROUTERS = {aten.topk.default: 2, aten.max.dim: 1, aten.argmax.default: 1}
 """Operators that choose experts, and the position of their dimension; indices come last."""
 _MOST_EXPERTS, _MOST_CHOICES = 1 << 10, 1 << 17
@@ -168,6 +170,10 @@ def see_result(
         return
     if func in _DRAWS:
         fill_value(result, 0.5, 1, assumed=DRAW)
+        return
+    if func in _RANGES:
+        low, high = (0, *args)[_RANGES[func] :][:2]
+        bound_whole(result, [low], [high - 1])
         return
     if func in _FILLS:
         fill_value(result, _FILLS[func](args), find_most_elements(result))

@@ -21,7 +21,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fxmem.errors import TraceError
-from fxmem.fakes.branches import find_passing_answer, find_usual_answer, is_in_while
+from fxmem.fakes.branches import (
+    find_passing_answer,
+    find_training_answer,
+    find_usual_answer,
+    is_in_while,
+)
 from fxmem.fakes.values import SELECTED, STAND_IN, find_known, find_partly_known
 from fxmem.graph import Operation, SourceLocation, is_installed
 from fxmem.recording.bounds import find_bounds
@@ -42,6 +47,10 @@ _MOST_BYTES = 1 << 28
 """The largest array of stand-ins with memory of its own; a larger one repeats a single element."""
 _LEAST_NUMBER = 0.75
 """Floating numbers of an array lie between this one and 1, as probabilities may."""
+_LOW = frozenset(
+    f"aten.{name}.default" for name in ("min", "amin", "sigmoid", "_softmax", "_log_softmax")
+)
+"""Operators whose result is less than 1, or than the greatest of what they are given."""
 _PARTS = 1 << 22
 """What 1 is divided into: sums of so small parts are exact in single precision."""
 _COPIES = frozenset({"aten._to_copy.default", "aten.clone.default"})
@@ -94,8 +103,9 @@ class ReadLog:
         LBFGS is told that the loss falls, and runs to its last iteration with a full history.
         """
         frame = sys._getframe(1)
-        if _find_asker(frame, _SCALER) is not None:
-            return 0.0
+        if (asker := _find_asker(frame, _SCALER)) is not None:
+            scaler: Any = asker.f_locals.get("self")
+            return scaler._init_scale if asker.f_code.co_name == "get_scale" else 0.0
         if (asker := _find_asker(frame, _LBFGS)) is not None:
             if tensor.dtype == torch.bool:
                 line = linecache.getline(asker.f_code.co_filename, asker.f_lineno or 0)
@@ -109,6 +119,8 @@ class ReadLog:
                 stand_in = bool(known.real)
             return self.answer_truth(frame, stand_in)
         value: Any = 1.0 if tensor.is_floating_point() else 1
+        if tensor.is_floating_point() and next(self._trace_back(tensor), ("",))[0] in _LOW:
+            value = _LEAST_NUMBER
         if (bounds := find_bounds(tensor)) is not None:
             with _disable_current_modes():
                 least, most = (bound.item() for bound in bounds)
@@ -201,11 +213,13 @@ class ReadLog:
     def see_comparison(self, frame: FrameType, result: object) -> object:
         """Notes that the script's own code has compared a stand-in: a branch may hang on it.
 
-        Returns the result, or what an assertion needs to pass.
+        Returns the result, or what an assertion needs to pass and training to go on.
         """
         passing = find_passing_answer(frame)
         if passing is not None:
             return passing
+        training = find_training_answer(frame)
+        result = result if training is None else training
         name = frame.f_code.co_filename
         if is_user_file(name) and not is_installed(name):
             source = SourceLocation(name, frame.f_lineno or 0, frame.f_code.co_name)

@@ -36,7 +36,7 @@ from fxmem.fakes.values import (
 from fxmem.graph import RESIDENT, Category, Effect, Phase
 from fxmem.kernels.registry import Backend
 from fxmem.patching import patch
-from fxmem.recording.bounds import bound_positions
+from fxmem.recording.bounds import bound_whole
 from fxmem.recording.constants import fill_value, is_index, list_tensors
 from fxmem.recording.counts import PUT, find_most, see_mask
 from fxmem.recording.handlers import (
@@ -211,7 +211,8 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
                 with patch({FakeImplCtx: {"new_dynamic_size": size}}):
                     result = self.record(call)
                 if call.func is aten.nonzero.default:
-                    bound_positions(call.args[0], result)
+                    shape = call.args[0].shape
+                    bound_whole(result, [0] * len(shape), [size - 1 for size in shape])
                 return result
             finally:
                 self.runner.hints = hints

@@ -1,4 +1,4 @@
-"""Elementwise operators and distances on CUDA."""
+"""Elementwise operators, distances and draws on CUDA."""
 
 from __future__ import annotations
 
@@ -79,3 +79,19 @@ def _roll(call: OperatorCall) -> int:
     x, dims = call.tensor(0), call.get(2, "dims")
     count = len(dims) if isinstance(dims, (list, tuple)) else 0
     return max((count - 1) * size_bytes(x), dense_bytes(x))
+
+
+# -- Draws of distributions, for which PyTorch has no fakes --
+
+
+@CUDA.kernel("_sample_dirichlet", "_dirichlet_grad", "binomial")
+def draw(parameters: Tensor, *_rest: Any) -> Tensor:
+    """aten/src/ATen/native/cuda/Distributions.cpp: a result like the first argument."""
+    return torch.empty_like(parameters, memory_format=torch.contiguous_format)
+
+
+@CUDA.workspace("_sample_dirichlet")
+def _sample_dirichlet(call: OperatorCall) -> int:
+    """``_s_dirichlet_cuda``: the sum of each row."""
+    concentration = call.tensor(0)
+    return size_bytes(concentration.select(-1, 0))

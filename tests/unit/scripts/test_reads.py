@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sample_nets.scripts import Write
 
 import fxmem
 from fxmem import ScriptRun, TraceError
@@ -167,6 +168,43 @@ def test_an_assertion_of_a_number_passes(run: Run) -> None:
             raise ValueError
         scores.sum().backward()
     """)
+
+
+@pytest.mark.parametrize(
+    "guard",
+    [
+        "if loss.item() > 0.01: print('Early stopping'); break",  # PPO of Spinning Up
+        "if loss.item() > 0.01: continue",
+        "if loss.item() < 0.5: loss.backward(); optimizer.step()",  # a GAN's discriminator
+    ],
+)
+def test_a_number_lets_training_go_on(write: Write, guard: str) -> None:
+    text = """
+        model = make_model().cuda()
+        optimizer = torch.optim.Adam(model.parameters())
+        for step in range(4):
+            loss = model(torch.randn(2, 3, 32, 32).cuda()).sum()
+            GUARD
+    """
+    rest = "" if "step()" in guard else "; loss.backward(); optimizer.step()"
+    lines = text.replace("GUARD", guard + rest.replace("; ", "\n            "))
+    assert len(fxmem.run(str(write(lines))).steps) == 3
+
+
+def test_numbers_are_within_what_their_operators_make(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As sizes of YOLO's multi-scale training, and the range of a quantized activation."""
+    run("""
+        scores = torch.randn(8, requires_grad=True, device="cuda")
+        scaler = torch.amp.GradScaler("cuda", init_scale=8.0)
+        scaler.scale(scores.sum())
+        size = 32 * torch.randint(5, 8, (1,), device="cuda").item()
+        chance = scores[0].sigmoid().item()
+        print(size, scores.max().item() - scores.min().item(), chance, scaler.get_scale())
+        scores.sum().backward()
+    """)
+    assert capsys.readouterr().out == "224 0.25 0.75 8.0\n"
 
 
 def test_a_test_as_a_whole_is_false_and_a_while_goes_on(

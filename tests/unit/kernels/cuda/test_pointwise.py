@@ -30,6 +30,10 @@ def leaf(*sizes: int, dtype: torch.dtype = F32) -> Tensor:
 
 
 BUFFERS = [
+    # Distributions.cpp, _s_dirichlet_cuda: the sum of each row; binomial and gradients have none.
+    ("_sample_dirichlet", lambda: (square(),), 8 * 4),
+    ("_dirichlet_grad", lambda: (square(), square(), square()), 0),
+    ("binomial", lambda: (square(), square()), 0),
     # SoftMax.cu, host_softmax and host_softmax_backward: dense operands; grad * output.
     ("_softmax", lambda: (square(), -1, False), 0),
     ("_softmax", lambda: (square().t(), -1, False), 256),
