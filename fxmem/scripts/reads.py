@@ -160,17 +160,20 @@ class ReadLog:
         is_lean = tensor.numel() * tensor.element_size() > _MOST_BYTES
         is_varied = tensor.numel() > 1 and not is_lean and tensor.dtype != torch.bool
         is_floating = is_varied and tensor.is_floating_point()
-        if find_known(tensor) is None:
-            self.note("made-up numbers" if is_floating else "ones" if one else "False")
         with _disable_current_modes():
             made = torch.full((), one, dtype=tensor.dtype)
-            if is_varied and not is_floating:
+            if is_floating and bounds is None:
+                made = self._draw(tensor)
+            elif is_varied and not is_floating:
                 made = self._list_indices(tensor, made)
+            text = "made-up numbers" if made.dim() else "ones" if one else "False"
             if bounds is not None:
-                return torch.minimum(torch.maximum(made, bounds[0]), bounds[1])
-            if is_floating:
-                return self._draw(tensor)
-            return made.expand(tensor.shape) if is_lean or made.dim() else made.repeat(tensor.shape)
+                made = torch.minimum(torch.maximum(made, bounds[0]), bounds[1])
+            elif not made.dim():
+                made = made.expand(tensor.shape) if is_lean else made.repeat(tensor.shape)
+        if find_known(tensor) is None:
+            self.note(text)
+        return made
 
     def _draw(self, tensor: Tensor) -> Tensor:
         dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
