@@ -102,7 +102,10 @@ def take_hooks_off() -> Iterator[None]:
 
 def hook_saves(recorder: Recorder) -> Any:
     """Makes a context in which what autograd saves is recorded, for this thread."""
-    return saved_tensors_hooks(functools.partial(_pack, recorder, count_left()), _unpack)
+    pack: Any = functools.partial(_pack, recorder, count_left())
+    # Selective checkpoints warn of hooks of the user's (from 2.14 on), which these are not.
+    pack._checkpoint_internal, pack._user_hooks = True, None
+    return saved_tensors_hooks(pack, _unpack)
 
 
 def _pack(recorder: Recorder, left: int, tensor: Tensor) -> Tensor:

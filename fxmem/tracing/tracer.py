@@ -48,6 +48,10 @@ _HOOKS = frozenset(
 
 _SHARDING = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 _COMPILED = "torch._functorch._aot_autograd.runtime_wrappers"
+_GENERATORS = (
+    "_checkpoint_without_reentrant_generator_impl",  # from 2.14 on: fn, args, kwargs, options
+    "_checkpoint_without_reentrant_generator",  # fn, five options, *args, **kwargs
+)
 _REGION = "a checkpointed region calls a function that no graph holds"
 
 
@@ -266,7 +270,8 @@ class Tracer(torch.overrides.TorchFunctionMode):
         self._watch_root, self._opaque_depth, self._scopes = watch_root, 0, [""]
         checkpointing: Any = torch.utils.checkpoint
         apply: Any = torch.autograd.Function.__dict__["apply"]
-        generator = checkpointing._checkpoint_without_reentrant_generator
+        name = next(each for each in _GENERATORS if hasattr(checkpointing, each))
+        generator = getattr(checkpointing, name)
 
         def traced_apply(function: Any, *args: Any, **kwargs: Any) -> Any:
             run = apply.__get__(None, function)
@@ -306,7 +311,7 @@ class Tracer(torch.overrides.TorchFunctionMode):
         patches: dict[Any, dict[str, Any]] = {
             nn.Module: {"__call__": self._make_call(nn.Module.__call__)},
             torch.autograd.Function: {"apply": classmethod(traced_apply)},
-            checkpointing: {"_checkpoint_without_reentrant_generator": traced_checkpoint},
+            checkpointing: {name: traced_checkpoint},
             sys.modules[__name__]: {"run_segment": traced_segment},
         }
         if group is not None:
@@ -393,8 +398,10 @@ class Tracer(torch.overrides.TorchFunctionMode):
             self._give_up(_REGION)
             # Not the region itself: it may hold tensors, as ``functools.partial`` does.
             run = torch.utils.checkpoint.checkpoint
-            # fn, preserve_rng_state, context_fn, determinism_check, debug, early_stop, *args
-            call = Call("call_function", run, "checkpoint", fqn, run, arguments[6:], kwargs)
+            inputs = (
+                arguments[1:] if generator.__name__ == _GENERATORS[0] else (arguments[6:], kwargs)
+            )
+            call = Call("call_function", run, "checkpoint", fqn, run, *inputs)
             self._log.add(call, result, self._phase or Phase.FORWARD)
         finally:
             self._opaque_depth -= 1

@@ -201,9 +201,9 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("torch.autograd.function.Function", "apply", "make nodes of a user's functions"),
     ("torch.utils.checkpoint.CheckpointFunction", "apply", "see which get no gradient"),
     (
-        "torch.utils.checkpoint",
-        "_checkpoint_without_reentrant_generator",
-        "see which calls of a model are checkpoints",
+        "torch.utils.checkpoint?",
+        "_checkpoint_without_reentrant_generator _checkpoint_without_reentrant_generator_impl",
+        "see which calls of a model are checkpoints, from 2.14 on by the second",
     ),
     (
         "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup",
