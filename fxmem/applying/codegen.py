@@ -242,8 +242,10 @@ def _make_findable(function: Any) -> Callable[..., Any]:
     The name does not for ``Function.apply``, nor for what ``torch/_tensor.py`` makes of operators:
     of one of this module, torch.fx puts the function itself among the code's globals.
     """
-    parts = _get_qualified_name(function).split(".")
-    with contextlib.suppress(AttributeError):
+    with contextlib.suppress(
+        AttributeError, RuntimeError
+    ):  # the latter from 2.14 on: it has no name
+        parts = _get_qualified_name(function).split(".")
         if parts[0] != "torch" or functools.reduce(getattr, parts[1:], torch) == function:
             return function  # type: ignore[no-any-return]
 
