@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fxmem.analysis import Analysis
-from fxmem.graph import Phase
+from fxmem.graph import RESIDENT, Phase
 from fxmem.scripts.script_recorder import ScriptRecorder
 from fxmem.scripts.windows import EnoughSteps, Windows
 from fxmem.units import format_bytes
@@ -69,7 +69,7 @@ class Apart:
         if self.phase is Phase.GENERATION and generates:
             self._calls.append(len(self._recorder.operations))
             return
-        has_begun = self._has_begun or bool(self._recorder.autograd.saves)
+        has_begun = self._has_begun or self._holds_saves()
         if not has_begun and (generates or (evaluates and self._is_trained(model))):
             self._check_end()
             self.end()
@@ -83,6 +83,12 @@ class Apart:
             self.begin_step(with_functions=has_begun)
             if evaluates and (self._evaluations or not (has_begun or self._is_other(model))):
                 self._evaluations += 1
+
+    def _holds_saves(self) -> bool:
+        """Returns whether something is kept for a backward: a norm that was logged is not."""
+        storages = self._recorder.ledger.storages
+        saved = (storages[save.storage] for save in self._recorder.autograd.saves)
+        return any(storage.born != RESIDENT and storage.died is None for storage in saved)
 
     def begin_step(self, *, with_functions: bool = True) -> None:
         """Sees the next part of a step begin: a model, backward, or an optimizer.

@@ -104,7 +104,7 @@ class Session:
         self._kinds: list[str] = []
         self._stepped: Counter[int] = Counter()
         self._idle: set[int] = set()
-        self._has_stepped = False
+        self._ever_stepped = set[int]()
         self._phases = [Phase.FORWARD]
         self._apart = Apart(
             windows,
@@ -265,11 +265,22 @@ class Session:
             )
         fragmentation = self._batches.replay() if self._batches is not None else ()
         operators = (each.name for window in windows for each in window.graph.operations)
-        if self._optimizers and not self._has_stepped:  # LOMO never does; or a branch went wrong
+        if self._optimizers and not self._ever_stepped:  # LOMO never does; or a branch went wrong
             self._recorder.notes["No optimizer stepped: all that ran is one step."] = None
+        for name in self._list_late() if self._ever_stepped else ():
+            self._recorder.notes[
+                f"{name} did not step in what was recorded: --steps N records N steps."
+            ] = None
         noted = (*note_assumptions(self._recorder), *self._noted)
         notes = (*noted, *self._options.list_notes(operators), *self.windows.list_notes())
         return ScriptRun(windows, self.list_reads(), notes, partial, fragmentation)
+
+    def _list_late(self) -> Iterator[str]:
+        """Lists the classes of optimizers that never stepped, but for those around another."""
+        for optimizer in self._list_optimizers():
+            is_around = any(isinstance(each, Optimizer) for each in vars(optimizer).values())
+            if id(optimizer) not in self._ever_stepped and not is_around:
+                yield type(optimizer).__name__
 
     def list_reads(self) -> tuple[Read, ...]:
         """Lists the lines that have read values."""
@@ -414,7 +425,7 @@ class Session:
         self._recorder.set_phase(self._phases[-1])
         self._tracer._opaque_depth -= 1
         self._stepped[id(optimizer)] += 1
-        self._has_stepped = True
+        self._ever_stepped.add(id(optimizer))
         self._idle.discard(id(optimizer))
         others = set(list_waiting(self._list_optimizers(), self._stepped))
         if self._stepped[id(optimizer)] >= _MOST_STEPS and not others <= self._idle:

@@ -308,3 +308,22 @@ def test_an_evaluation_may_leave_a_part_in_train(write: Write) -> None:
     ]  # fmt: skip
     assert run.evaluation is not None
     assert any(n.fqn.startswith("head") for n in run.evaluation.graph.nodes)
+
+
+def test_what_is_logged_after_a_step_begins_no_other(write: Write) -> None:
+    """As milesial's U-Net logs the norms of weights before it evaluates."""
+    script = write("""
+        model = make_model().cuda()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for step in range(5):
+            model.train()
+            model(torch.randn(2, 3, 32, 32).cuda()).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            total = sum(weight.norm().item() for weight in model.parameters())
+            model.eval()
+            with torch.inference_mode():
+                model(torch.randn(8, 3, 32, 32).cuda())
+    """)
+    run = fxmem.run(str(script), until="evaluation")
+    assert run.find_largest(Phase.EVALUATION) is not None

@@ -187,6 +187,29 @@ def test_parameters_updated_by_hand_end_a_step_with_backward(write: Write) -> No
     assert run.steps[1].peak_bytes == run.steps[2].peak_bytes
 
 
+def test_an_optimizer_that_comes_later_is_told(write: Write) -> None:
+    """As physics-informed networks are trained: by Adam, and then by L-BFGS."""
+    script = write("""
+        model = make_model().cuda()
+        adam = torch.optim.Adam(model.parameters())
+        lbfgs = torch.optim.LBFGS(model.parameters(), max_iter=2)
+
+        def closure():
+            loss = model(torch.randn(2, 3, 32, 32).cuda()).sum()
+            loss.backward()
+            return loss
+
+        for step in range(4):
+            closure()
+            adam.step()
+        lbfgs.step(closure)
+    """)
+    late = "LBFGS did not step in what was recorded: --steps N records N steps."
+    assert late in fxmem.run(str(script)).notes
+    run = fxmem.run(str(script), steps=5)
+    assert late not in run.notes and run.largest.setup.window == "step 5"
+
+
 def test_a_step_does_not_wait_long_for_an_optimizer(write: Write) -> None:
     """As ``mnist_forward_forward/main.py`` of pytorch/examples, an optimizer for each layer."""
     script = write("""
