@@ -47,9 +47,7 @@ _MOST_BYTES = 1 << 28
 """The largest array of stand-ins with memory of its own; a larger one repeats a single element."""
 _LEAST_NUMBER = 0.75
 """Floating numbers of an array lie between this one and 1, as probabilities may."""
-_LOW = frozenset(
-    f"aten.{name}.default" for name in ("min", "amin", "sigmoid", "_softmax", "_log_softmax")
-)
+_LOW = frozenset(f"aten.{name}.default" for name in ("min", "amin", "sigmoid", "_softmax"))
 """Operators whose result is less than 1, or than the greatest of what they are given."""
 _PARTS = 1 << 22
 """What 1 is divided into: sums of so small parts are exact in single precision."""
@@ -152,8 +150,8 @@ class ReadLog:
 
         Truth values are True, as masks find all elements; a single one is False, as tests are.
         Whole numbers are 1, or indices in order. Floating ones differ from each other, since a
-        matrix is inverted and points are told apart by that; rows of a softmax sum to 1, as those
-        of its mean and of other things computed of it may.
+        matrix is inverted and points are told apart by that; rows of a softmax sum to 1, and so do
+        those of its mean and of what else is computed of it.
         """
         one = tensor.dim() > 0 or tensor.dtype != torch.bool
         bounds = find_bounds(tensor)
