@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fxmem.fakes.branches import assume_passing
 from fxmem.fakes.values import find_value, remember_constant
-from fxmem.kernels.cuda.gpu import CUDA
+from fxmem.kernels.cuda.gpu import CUDA, is_on_gpu
 from fxmem.kernels.registry import ANY, CPU, OperatorCall
 from fxmem.versions.operators import aten
 
@@ -92,12 +92,12 @@ def ctc_loss(
     reduction: int = _MEAN,
     zero_infinity: bool = False,
 ) -> Tensor:
-    """aten/src/ATen/native/LossCTC.cpp, ``ctc_loss_impl``: lengths are numbers, or become such.
+    """aten/src/ATen/native/LossCTC.cpp, ``ctc_loss_impl``: lengths are numbers, or on the host.
 
     The mean divides by the lengths of the targets; PyTorch fills a tensor with them, which a fake
     one cannot be.
     """
-    given = [find_value(x) if isinstance(x, Tensor) else x for x in (input_lengths, target_lengths)]
+    given = [_find_lengths(x) for x in (input_lengths, target_lengths)]
     if any(lengths is None for lengths in given):
         return torch.ctc_loss(
             log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity
@@ -107,6 +107,13 @@ def ctc_loss(
     if reduction == _MEAN:
         return (losses / losses.new_empty(len(outputs)).clamp_min(1)).mean()
     return losses.sum() if reduction == _SUM else losses
+
+
+def _find_lengths(lengths: Any) -> Any:
+    """Finds lengths that are numbers, or on the host and known; None for others."""
+    if not isinstance(lengths, Tensor):
+        return lengths
+    return None if is_on_gpu(lengths) else find_value(lengths)
 
 
 def _list_numbers(lengths: Any) -> list[int]:

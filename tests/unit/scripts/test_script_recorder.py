@@ -433,3 +433,21 @@ def test_values_on_the_gpu_are_leaves(write: Write) -> None:
             assert scale.is_leaf and scale.grad.shape == (2,) and other.grad is not None
     """)
     assert len(fxmem.run(str(script)).steps) == 3
+
+
+def test_what_moves_to_meta_takes_nothing_on_the_cpu(write: Write) -> None:
+    """As PyTorch's tutorial of ensembles has a model without memory to call the others by."""
+    script = write("""
+        import copy
+
+        model = nn.Linear(256, 256)
+        base = copy.deepcopy(model).to("meta")
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for step in range(3):
+            x = torch.randn(8, 256)
+            torch.func.functional_call(base, dict(model.named_parameters()), (x,)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    """)
+    run = fxmem.run(str(script), device="cpu")
+    assert [step.peak_bytes for step in run.steps] == measure_alone(script, "--steps", 3)

@@ -95,6 +95,7 @@ _NOT_SAVED = {
     *("histc", "_cudnn_rnn_flatten_weight", "addmm.dtype", "baddbmm.dtype"),
     *("_upsample_nearest_exact2d.vec", "upsample_bilinear2d.vec", "upsample_nearest2d.vec"),
     "_embedding_bag_forward_only",
+    *("_sample_dirichlet", "_dirichlet_grad", "binomial"),  # the first by torch.distributions
     *("_efficient_attention_forward", "_efficient_attention_backward"),  # xformers saves itself
 }
 
