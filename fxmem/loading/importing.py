@@ -242,7 +242,6 @@ _PROJECTS = {
     "cv2": "opencv-python-headless",
     "PIL": "pillow",
     "yaml": "pyyaml",
-    "dotenv": "python-dotenv",
 }
 """Packages that training scripts import, and what ``pip`` calls them."""
 

@@ -180,7 +180,7 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
             result = self.record(call)
             self._stand_in(call, result)
             see_mask(call.func, call.args, result, before)
-            if call.func in _SOFTMAXES:
+            if call.func in _SOFTMAXES and result.dim():
                 dim = call.args[1] % result.dim() - result.dim()
                 self._softmaxes[self.ledger.find(find_inner(result))] = dim
             return result

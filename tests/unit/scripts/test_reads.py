@@ -134,6 +134,7 @@ def test_copies_are_what_numpy_inverts_and_draws_by(run: Run) -> None:
         ):
             assert np.allclose(rows.numpy().sum(1), 1)
         assert np.allclose(classes.detach().cpu().numpy().sum(1), 1)
+        assert scores[0, 0].softmax(0).item() <= 1
         assert np.random.choice(4, p=scores.softmax(1)[0].tolist()) in range(4)
         assert np.isfinite(np.linalg.inv((scores.T @ scores).detach().cpu().numpy())).all()
         chances = scores.sigmoid().detach().cpu().numpy()
